@@ -35,7 +35,7 @@ test: ## set up, build, and test the C library, the Rust crates and the Python p
 test-all: ## the rest: CUDA for every architecture, sanitizers, fuzzers, long grids, clippy, rustdoc
 	@scripts/test.sh all
 
-soak: ## hours of fuzzing, random cases, right results through the check, and kill loops: SECONDS=3600
+soak: ## hours of fuzzing, random cases, right results through the check, kill loops, ranks that die: SECONDS=3600
 	@SOAK_SECONDS=$(SECONDS) scripts/test.sh soak
 
 python rust asan tsan fuzz gpu: ## one part of the tests alone; fuzz for FUZZ_SECONDS (60) a target, gpu for GPU_SECONDS (60)

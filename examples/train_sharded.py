@@ -81,8 +81,10 @@ class Transformer(nn.Module):
         return self.head(self.norm(h))
 
 
-# %% Ranks
-cuda = torch.cuda.is_available()
+# %% Ranks: on GPUs where each has one of its own (NCCL takes no two ranks on one), else on the CPU
+if "LOCAL_WORLD_SIZE" not in os.environ:
+    raise SystemExit("expected torchrun: torchrun --nproc-per-node 2 examples/train_sharded.py")
+cuda = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
 device = "cuda" if cuda else "cpu"
 if cuda:
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
@@ -90,6 +92,8 @@ dist.init_process_group("nccl" if cuda else "gloo")
 world, rank = dist.get_world_size(), dist.get_rank()
 if world % options.tensor:
     raise SystemExit(f"--tensor {options.tensor} does not divide {world} ranks")
+if rows % (world // options.tensor):
+    raise SystemExit(f"{world} ranks by --tensor {options.tensor} do not divide the {rows} rows of a batch")
 sa.distributed.enable()  # one rank races each problem, and all run the same kernels
 mesh = init_device_mesh(device, (world // options.tensor, options.tensor), mesh_dim_names=("dp", "tp"))
 
@@ -123,7 +127,7 @@ if options.resume:
     set_state_dict(model, optimizer, **words)
     first = int(loaded["step"])
 if rank == 0:
-    print(f"{world} ranks, {options.tensor} to a layer, from step {first}")
+    print(f"{world} ranks on {device}, {options.tensor} to a layer, from step {first}")
 
 # %% Train
 mine = rows // mesh["dp"].size()

@@ -17,11 +17,11 @@ release=(wheel sdist crates archives)
 
 # What setup.sh must bring for a part
 declare -A wants=([c]="test gpu" [gpu]="test gpu" [rust]="test rust" [python]="python" [python_all]="python" [cuda]="test"
-    [asan]="test sanitize" [fuzz]="sanitize" [tsan]="test" [rust_all]="rust sanitize" [docs]="docs" [soak]="test sanitize"
+    [asan]="test sanitize" [fuzz]="sanitize" [tsan]="test" [rust_all]="rust sanitize" [docs]="docs" [soak]="test sanitize python"
     [wheel]="packages" [sdist]="packages" [crates]="rust" [archives]="run packages")
 
 # What `make test` leaves for later, and what `make test-all` does
-soak="make soak|hours of fuzzing, random cases, right results through the check, kill loops (SECONDS=3600)"
+soak="make soak|hours of fuzzing, random cases, right results through the check, kill loops, ranks that die (SECONDS=3600)"
 packed="make release-check|the packages: wheel, sdist, crates, tarball and .deb"
 linted="make lint|layout, cppcheck, clang-tidy, shellcheck, ruff"
 later_than_all=("make gpu|every test that needs a GPU" "make test|the Python package, the Rust crates on this library" "$soak" "$packed"
@@ -119,7 +119,7 @@ done
 scripts/setup.sh "${words[@]}" || exit 1
 case " $* " in *" cuda "*) BUILD=$(cuda_folder) scripts/setup.sh cuda || exit 1 ;; esac
 case " $* " in *" rust "* | *" crates "*) fetch_crates & ;; esac
-case " $* " in *" python "* | *" python_all "* | *" wheel "*) start_python_base ;; esac
+case " $* " in *" python "* | *" python_all "* | *" soak "* | *" wheel "*) start_python_base ;; esac
 for name in "$@"; do run_part "$name"; done
 find_parts_without_end "$@"
 summary

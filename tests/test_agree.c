@@ -521,9 +521,11 @@ static void a_folder_in_which_odd_things_stand_says_nothing(void **state) {
     sat_agreement_folder_free(&a);
 }
 
-static void a_folder_that_others_may_write_is_refused(void **state) {
+static void what_is_no_folder_or_may_be_written_by_others_is_refused(void **state) {
     char path[4200];
     sat_agreement a = {SAT_SIZED(sat_agreement)};
+    write_file(in(path, *state, "file"), "x", 1);
+    assert_fails(sat_agreement_folder(path, 0, 2, &a), SAT_IO, "which is no folder");
     in(path, *state, "store");
     assert_int_equal(mkdir(path, 0755), 0);
     for (int i = 0; i < 2; i++) {
@@ -560,7 +562,7 @@ int main(void) {
         cmocka_unit_test(a_list_of_claims_is_not_believed),
         cmocka_unit_test(a_large_world_takes_no_more_calls_a_key),
         TEST_IN_FOLDER(a_folder_in_which_odd_things_stand_says_nothing),
-        TEST_IN_FOLDER(a_folder_that_others_may_write_is_refused),
+        TEST_IN_FOLDER(what_is_no_folder_or_may_be_written_by_others_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
 # What takes hours: fuzzing, random cases of every variant, right results through the check of a race, a crowd of processes
-# that is killed, and the tests that let calls fail, fill disks and race, over and over. SOAK_SECONDS is shared by the
-# five in equal parts; the last of them takes a few minutes at least.
+# that is killed, the tests that let calls fail, fill disks and race, over and over, and ranks of torch.distributed that
+# begin late and die. SOAK_SECONDS is shared by the six in equal parts; the last two take a few minutes at least.
 # shellcheck shell=bash
 
 # Rounds of a hundred thousand races' worth, each with a seed of its own; every round prints how near to the bounds it came.
@@ -36,10 +36,17 @@ soak_rounds() { # seconds
     pass
 }
 
+# Eight ranks with torch and gloo that agree though they begin late and die: ten rounds, and ten others.
+soak_ranks() { # seconds
+    python_ready || return
+    SAT_TEST_SECONDS=$1 run_pytest bindings/python/tests/test_long_sharding.py -k ten_rounds --timeout $(($1 + 900))
+    drop "$BUILD/python"
+}
+
 part_soak() {
     local share seconds=${SOAK_SECONDS-3600}
     whole_seconds "$seconds" || { fail "SECONDS=$seconds is not a number of seconds above 0" && return; }
-    share=$((seconds < 5 ? 1 : seconds / 5))
+    share=$((seconds < 6 ? 1 : seconds / 6))
     build "$BUILD" "${CC:-cc}" all || { fail "build" && return; }
     echo "fuzz targets for $share s"
     build_fuzzers && fuzz_for "$share" 0
@@ -59,4 +66,7 @@ part_soak() {
 
     echo "faults, kills and concurrency for $share s"
     soak_rounds "$share"
+
+    echo "ranks with torch and gloo for $share s"
+    soak_ranks "$share"
 }

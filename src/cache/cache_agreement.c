@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 
 #include "base/status.h"
@@ -66,6 +67,11 @@ sat_status sat_agreement_folder(const char *folder, int rank, int world, sat_agr
     if (error) return sat_fail(SAT_IO, "folder is '%s', which cannot be made: %s", folder, strerror(error));
     char *path = realpath(folder, NULL), why[256];
     if (!path) return sat_fail(SAT_IO, "folder is '%s': %s", folder, strerror(errno));
+    struct stat info;
+    if (stat(path, &info) == 0 && !S_ISDIR(info.st_mode)) {
+        free(path);
+        return sat_fail(SAT_IO, "folder is '%s', which is no folder", folder);
+    }
     if (!sat_path_safe(path, true, why, sizeof why)) {
         sat_status status = sat_fail(SAT_IO, "folder is '%s', which another user may change: %s", folder, why);
         free(path);

@@ -301,12 +301,12 @@ static int read_notes(const tuning *t, notes *n) {
 }
 
 static int join_ranks(ranks *r) {
-    if (!r->store && r->world < 2) return EXIT_DONE;
-    if (!r->store)
-        return usage_error("tune", "--world %lld: expected --store, a folder that all ranks see", (long long)r->world);
     if (r->rank >= r->world)
         return usage_error("tune", "--rank %lld: expected 0 to %lld, below --world", (long long)r->rank,
                            (long long)r->world - 1);
+    if (!r->store && r->world < 2) return EXIT_DONE;
+    if (!r->store)
+        return usage_error("tune", "--world %lld: expected --store, a folder that all ranks see", (long long)r->world);
     r->agreement.size = sizeof r->agreement;
     sat_status status = sat_agreement_folder(r->store, (int)r->rank, (int)r->world, &r->agreement);
     r->agreement.wait_seconds = r->wait;

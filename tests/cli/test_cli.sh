@@ -515,6 +515,8 @@ run tune --world 2 --rank 1
 expect_error 'ranks need a store' 2 '--world 2: expected --store'
 run tune --world 2 --rank 2 --store "$folder/job"
 expect_error 'a rank is below the world' 2 '--rank 2: expected 0 to 1'
+run tune --rank 1
+expect_error 'a rank needs a world' 2 '--rank 1: expected 0 to 0, below --world'
 run tune --effort pinned
 expect_error 'tune races' 2 "--effort 'pinned': expected default, quick or full"
 

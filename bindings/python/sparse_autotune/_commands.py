@@ -121,12 +121,14 @@ def _bytes(size: float) -> str:
 
 def _agreement(a: argparse.Namespace) -> _abi.Agreement | None:
     """With the other ranks; None: this process is alone."""
+    if a.world < 1:
+        raise ValueError(f"--world {a.world}: expected at least 1")
+    if not 0 <= a.rank < a.world:
+        raise ValueError(f"--rank {a.rank}: expected 0 to {a.world - 1}, below --world")
     if a.store is None and a.world == 1:
         return None
     if a.store is None:
         raise ValueError(f"--world {a.world}: expected --store, a folder that all ranks see")
-    if not (a.world >= 1 and 0 <= a.rank < a.world):
-        raise ValueError(f"--rank {a.rank}: expected 0 to {a.world - 1}, below --world")
     made = _abi.Agreement()
     _abi.check(_abi.lib.sat_agreement_folder(os.fsencode(a.store), a.rank, a.world, ctypes.byref(made)))
     made.wait_seconds = a.wait

@@ -88,6 +88,14 @@ class _Part(SparseLinear):
             self.register_buffer(name, torch.tensor(array, device=device), persistent=False)
 
 
+def _placed(t: Any, placement: Any) -> Any:
+    """A DTensor with this placement. Where it has it, torch's redistribute still adds up its gradients; under
+    inference_mode, where there are none, it raises."""
+    if not torch.is_grad_enabled() and t.placements == (placement,):
+        return t
+    return t.redistribute(placements=[placement])
+
+
 def _stamp(t: Tensor) -> tuple:
     """What changes where torch counts a write to a tensor, or another one takes its place."""
     return id(t), t.data_ptr(), version_of(t)
@@ -228,9 +236,9 @@ class LayerShard:
                 return x
             x = DTensor.from_local(x, self.mesh, self.inputs, run_check=False)
         if not self.by_rows and self.layout.even:
-            return x.redistribute(placements=[Shard(last)]).to_local()
+            return _placed(x, Shard(last)).to_local()
         # Each rank's gradient is that of its own part: they are added up.
-        x = x.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+        x = _placed(x, Replicate()).to_local(grad_placements=[Partial()])
         return x if self.by_rows else self._mine(x, last)
 
     def _bias(self, bias: Any) -> Tensor | None:
@@ -238,7 +246,7 @@ class LayerShard:
             return bias
         if bias.placements[0].is_shard():
             return bias.to_local()
-        whole = bias.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+        whole = _placed(bias, Replicate()).to_local(grad_placements=[Partial()])
         return self._mine(whole, 0)
 
     def forward(self, layer: SparseLinear, x: Tensor) -> Tensor:
@@ -281,9 +289,9 @@ class LayerShard:
             return y
         if isinstance(bias, DTensor):
             if wanted.is_shard() and wanted.dim in (-1, last):
-                bias = bias.redistribute(placements=[Shard(0)]).to_local()
+                bias = _placed(bias, Shard(0)).to_local()
             elif wanted.is_shard():  # each rank sees the gradient of its own rows
-                bias = bias.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+                bias = _placed(bias, Replicate()).to_local(grad_placements=[Partial()])
             else:
                 bias = bias.to_local()
         return y + bias

@@ -1,11 +1,11 @@
 """Ranks that agree on variants, with torch and gloo:
 `python agreeing_ranks.py FOLDER ROUNDS DEVICE WORLD [SEED]`.
 
-WORLD processes a round, on a GPU all on the same one, each with a cache of its own: some are lost from
-round to round, so that each knows other problems, by other races. They ask for the problems in different
-orders, begin late, and in every other round one of them is killed at a random time. The store is a process
-of its own, as torchrun's is the agent's. Prints what was found, as JSON. Forking comes before any product:
-importing torch is what takes long."""
+WORLD processes a round, on a GPU all on the same one, each with a cache of its own: some are lost from round
+to round, so that each knows other problems, by other races. They ask for the problems in different orders,
+begin late, and in every other round one of them is killed, between two products or at any time. The store is
+a process of its own, as torchrun's is the agent's. Prints what was found, as JSON. Forking comes before any
+product: importing torch is what takes long."""
 
 import datetime
 import faulthandler
@@ -50,7 +50,9 @@ def be_rank(rank, world, port, folder, number, seed, dies, device):
     time.sleep(draw.random() * 0.1)
     sa.distributed.enable(wait=2.0 if number % 2 else WAIT)
     sides = draw.sample(SIDES, len(SIDES))
-    after = draw.randrange(len(sides)) if dies else len(sides)
+    after = draw.randrange(len(sides)) if dies == "between" else len(sides)
+    if dies == "any time":
+        signal.setitimer(signal.ITIMER_REAL, 1e-3 + draw.random() * 4)  # its signal ends the process
     found = {}
     for at, (rows, columns) in enumerate(sides):
         if at == after:
@@ -63,6 +65,7 @@ def be_rank(rank, world, port, folder, number, seed, dies, device):
 def one_round(port, folder, number, draw, device, world):
     """What each rank that lived found."""
     victim, seed = draw.randrange(world) if number % 2 else -1, draw.randrange(1 << 30)
+    how = ("", "between", "", "any time")[number % 4]
     for rank in range(world):
         if draw.random() < 0.5:
             shutil.rmtree(f"{folder}/cache{rank}", ignore_errors=True)
@@ -75,7 +78,7 @@ def one_round(port, folder, number, draw, device, world):
             status = 1
             try:
                 faulthandler.dump_traceback_later(250, exit=True)
-                be_rank(rank, world, port, folder, number, seed, rank == victim, device)
+                be_rank(rank, world, port, folder, number, seed, how if rank == victim else "", device)
                 status = 0
             finally:
                 sys.stderr.flush()

@@ -97,15 +97,15 @@ def run_ranks(folder, *jobs):
     assert not wrong, "\n".join(f"{job}: {error}" for job, error in wrong.items())
 
 
-def agreeing_ranks(folder, rounds, device="cpu", world=8):
+def agreeing_ranks(folder, rounds, device="cpu", world=8, seed=1):
     """Rounds of agreeing_ranks.py: no hang, no divergence, and every survivor is right."""
     program = str(Path(__file__).with_name("agreeing_ranks.py"))
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     environment.pop("SPARSE_AUTOTUNE_LOG", None)
     words = {"capture_output": True, "text": True, "env": environment}
-    command = [sys.executable, "-W", "ignore", program, str(folder), str(rounds), device, str(world)]
-    run = subprocess.run(command, **words)
-    assert run.returncode == 0, run.stdout + run.stderr
+    command = [sys.executable, "-W", "ignore", program, str(folder)]
+    run = subprocess.run([*command, str(rounds), device, str(world), str(seed)], **words)
+    assert run.returncode == 0, f"seed {seed}: {run.stdout}{run.stderr}"
     found = json.loads(run.stdout.splitlines()[-1])
     assert len(found) == rounds
     for number, round in enumerate(found):
@@ -114,7 +114,7 @@ def agreeing_ranks(folder, rounds, device="cpu", world=8):
         for rank, products in ranks.items():
             assert len(products) == 5
             for rows, (variant, verified, error) in products.items():
-                told = f"round {number}, rank {rank}, {rows} block rows: {variant}"
+                told = f"seed {seed}, round {number}, rank {rank}, {rows} block rows: {variant}"
                 assert variant == next(iter(ranks.values()))[rows][0], told
                 assert verified and error < 1e-4, told
 

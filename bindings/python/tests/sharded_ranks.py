@@ -143,8 +143,9 @@ def tensor_parallel(rank, world, folder, dtype, shape, how):
     norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
     wanted = nn.utils.clip_grad_norm_([p for n, p in reference.named_parameters() if "layers" in n], 0.1)
     same(norm, wanted, dtype, "norm")
-    with torch.no_grad():  # without gradients too
-        same(model(x), reference(x), dtype, "output without gradients")
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            same(model(x), reference(x), dtype, f"output in {mode.__name__}")
     # ranks have like work by a balanced cut
     if how == "balanced":
         heaviest = max(map(len, model.layers[0].up._shard.layout.orders))
@@ -286,6 +287,157 @@ def mesh_2d(rank, world, folder, dtype, shape, how):
         found = sad.plain_state_dict(model)
         for name, t in reference.state_dict().items():
             same(found[name].float(), t.float(), dtype, name)
+
+
+def clipped(rank, world, folder):
+    """Gradients on meshes of one and of two dimensions are clipped by one norm, as docs/guide/many-gpus.md
+    does it."""
+    mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("dp", "tp"))
+    reference, model = seeded(UNEVEN), parallelize(seeded(UNEVEN), mesh["tp"], "balanced")
+    fully_shard(model, mesh=mesh["dp"])
+    x = torch.randn(4, UNEVEN["width"], generator=torch.Generator().manual_seed(1))
+    for m in (model, reference):
+        m(x).square().mean().backward()
+    meshes = {}
+    for p in model.parameters():
+        meshes.setdefault(p.device_mesh, []).append(p)
+    norms = [nn.utils.get_total_norm([p.grad for p in each]).full_tensor() for each in meshes.values()]
+    norm = torch.stack(norms).norm()
+    for each in meshes.values():
+        nn.utils.clip_grads_with_norm_(each, 0.1, norm)
+    assert len(norms) == 2
+    same(norm, nn.utils.clip_grad_norm_(reference.parameters(), 0.1), torch.float32)
+    check_gradients(model, reference, torch.float32)
+
+
+# ---- what is torch's own, and needs nothing of ours ----
+
+
+def pipeline(rank, world, folder):
+    """Two stages of sparse layers, under torch's schedules."""
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+    x = torch.randn(8, UNEVEN["width"], generator=torch.Generator().manual_seed(1))
+    for schedule in (ScheduleGPipe, Schedule1F1B):
+        model, reference = seeded(UNEVEN).layers[rank], seeded(UNEVEN).layers
+        stage = PipelineStage(model, rank, 2, torch.device("cpu"))
+        pipe = schedule(stage, 4, loss_fn=lambda y, wanted: (y - wanted).square().mean())
+        y = pipe.step(x) if rank == 0 else pipe.step(target=torch.zeros_like(x))
+        wanted = reference[1](reference[0](x))
+        wanted.square().mean().backward()
+        if rank == 1:
+            same(y, wanted, torch.float32)
+        check_gradients(model, reference[rank], torch.float32)
+
+
+def optimizer_over_ranks(rank, world, folder):
+    """ZeRO, beside DDP."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    reference, model = seeded(UNEVEN), nn.parallel.DistributedDataParallel(seeded(UNEVEN))
+    words = {"lr": 0.1, "momentum": 0.9}
+    optimizers = [
+        ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, **words),
+        torch.optim.SGD(reference.parameters(), **words),
+    ]
+    x = torch.randn(world, 5, UNEVEN["width"], generator=torch.Generator().manual_seed(1))
+    for step in range(3):
+        y, wanted = model(x[rank]), reference(x)
+        same(y, wanted[rank], torch.float32, f"step {step}")
+        y.square().mean().backward()
+        wanted.square().mean().backward()
+        advance(optimizers, torch.float32)
+
+
+def fsdp1(rank, world, folder):
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    reference = seeded(UNEVEN)
+    model = FullyShardedDataParallel(seeded(UNEVEN), device_id=torch.device("cpu"), use_orig_params=True)
+    optimizers = optimizers_of(model, reference)
+    x = torch.randn(world, 5, UNEVEN["width"], generator=torch.Generator().manual_seed(1))
+    for step in range(3):
+        y, wanted = model(x[rank]), reference(x)
+        same(y, wanted[rank], torch.float32, f"step {step}")
+        y.square().mean().backward()
+        wanted.square().mean().backward()
+        advance(optimizers, torch.float32)
+
+
+def checkpointed(rank, world, folder):
+    """Activations that are computed again in the backward pass give the same bits."""
+    model = parallelize(seeded(UNEVEN), mesh_of(world), "balanced")
+    x = torch.randn(4, UNEVEN["width"], generator=torch.Generator().manual_seed(1))
+    found = []
+    for call in (model, lambda x: torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False)):
+        model.zero_grad()
+        call(x.clone().requires_grad_()).square().mean().backward()
+        grads = [p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad for p in model.parameters()]
+        found.append([g.clone() for g in grads])
+    assert all(torch.equal(a, b) for a, b in zip(*found))
+
+
+def policies(rank, world, folder):
+    """Mixed precision and CPU offload of `fully_shard`, over layers that are cut; autocast."""
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
+
+    x = torch.randn(4, UNEVEN["width"], generator=torch.Generator().manual_seed(1))
+    mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    kinds = [({"mp_policy": mixed}, torch.bfloat16)]
+    kinds += [({"offload_policy": CPUOffloadPolicy(pin_memory=False)}, torch.float32)]
+    for words, dtype in kinds:
+        mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("dp", "tp"))
+        reference, model = seeded(UNEVEN), parallelize(seeded(UNEVEN), mesh["tp"], "balanced")
+        fully_shard(model, mesh=mesh["dp"], **words)
+        y, wanted = model(x), reference(x)
+        assert y.dtype == dtype
+        same(y.float(), wanted, dtype)
+        y.float().square().mean().backward()
+        wanted.square().mean().backward()
+        check_gradients(model, reference, dtype)
+    reference, model = seeded(UNEVEN), parallelize(seeded(UNEVEN), mesh_of(world), "balanced")
+    with torch.autocast("cpu", torch.bfloat16):
+        y, wanted = model(x), reference(x)
+    assert y.dtype == wanted.dtype
+    same(y.float(), wanted.float(), torch.bfloat16)
+
+
+def norm_by_sequence(rank, world, folder):
+    """torch's own SequenceParallel on the norm, and our styles between shards of the sequence."""
+    from torch.distributed.tensor.parallel import SequenceParallel
+
+    mesh, reference, model = mesh_of(world), seeded(UNEVEN), seeded(UNEVEN)
+    for layer in model.layers:
+        cut = sad.balance(rows=layer.up, columns=layer.down, parts=world)
+        up = sad.ColwiseParallel(cut=cut, input_layouts=Shard(1))
+        down = sad.RowwiseParallel(cut=cut, output_layouts=Shard(1), use_local_output=False)
+        parallelize_module(layer, mesh, {"up": up, "down": down})
+    parallelize_module(model, mesh, {"norm": SequenceParallel()})
+    x = torch.randn(2, 4 * world, UNEVEN["width"], generator=torch.Generator().manual_seed(1))
+    y, wanted = model(x.chunk(world, 1)[rank]).full_tensor(), reference(x)
+    same(y, wanted, torch.float32)
+    y.square().mean().backward()
+    wanted.square().mean().backward()
+    check_gradients(model, reference, torch.float32)
+
+
+def saved_beside_training(rank, world, folder):
+    """`dcp.async_save` on a process group of its own writes what the model was when it was called."""
+    group = dist.new_group(backend="gloo")
+    model, optimizer = make_sharded(world, "balanced", "uneven", 0)
+    one_step(model, optimizer, UNEVEN["width"])
+    state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
+    wanted, words = in_one_piece(model, optimizer), {"checkpoint_id": f"{folder}/beside"}
+    writing = dcp.async_save(state, planner=sad.SavePlanner(model), process_group=group, **words)
+    one_step(model, optimizer, UNEVEN["width"])
+    writing.result()
+    dist.barrier()
+    other, optimizer = make_sharded(world, "plain", "uneven", 9, f"{folder}/beside")
+    state = dict(zip(("model", "optimizer"), get_state_dict(other, optimizer)))
+    dcp.load(state, planner=sad.LoadPlanner(other), **words)
+    set_state_dict(other, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    found = in_one_piece(other, optimizer)
+    assert all(torch.equal(found[key], t) for key, t in wanted.items())
 
 
 def hsdp(rank, world, folder):
@@ -486,7 +638,7 @@ def ranks_that_differ(rank, world, folder):
     same(model(x), reference(x), torch.float32)
 
 
-def compiled(rank, world, folder, shape, how):
+def compiled(rank, world, folder, shape, how, backend="aot_eager"):
     size = EVEN if shape == "even" else UNEVEN
     model = parallelize(seeded(size), mesh_of(world), how)
     x = torch.randn(3, size["width"], generator=torch.Generator().manual_seed(1))
@@ -494,7 +646,9 @@ def compiled(rank, world, folder, shape, how):
     wanted.square().mean().backward()
     grads = [p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad for p in model.parameters()]
     model.zero_grad()
-    quick = torch.compile(model, backend="aot_eager", fullgraph=True)
+    quick = torch.compile(model, backend=backend, fullgraph=True)
+    with torch.no_grad():
+        same(quick(x), wanted, torch.float32)
     y = quick(x)
     y.square().mean().backward()
     same(y, wanted, torch.float32)

@@ -156,6 +156,10 @@ def test_processes_share_the_problems(run, tmp_path):
     done = run_program(ESTIMATED, SPARSE_AUTOTUNE="cached", SPARSE_AUTOTUNE_CACHE=noted)
     assert done.returncode == 0, done.stderr
     assert "expected --store" in run("tune", "--world", "2", code=1)
+    assert "expected 0 to 0, below --world" in run(
+        "tune", "--rank", "1", code=1
+    )  # where --world was forgotten
+    assert "--world 0: expected at least 1" in run("tune", "--world", "0", code=1)
     assert "expected 0 to 1" in run("tune", "--world", "2", "--rank", "2", "--store", noted, code=1)
     for job in ("first", "second"):
         out = ["", ""]

@@ -135,6 +135,67 @@ def test_a_store_whose_process_is_stopped_holds_nobody_up(tmp_path):
             rank.communicate()
 
 
+HELD = """
+import os, signal, sys
+import torch
+import sparse_autotune as sa
+
+rank, folder = int(sys.argv[1]), sys.argv[2]
+torch.set_num_threads(1)
+
+
+class Store(torch.distributed.Store):
+    def __init__(self):
+        super().__init__()
+        self.files = torch.distributed.FileStore(folder + "/store", 2)
+
+    def check(self, keys):
+        return self.files.check(keys)
+
+    def get(self, key):
+        return self.files.get(key)
+
+    def compare_set(self, key, expected, desired):
+        answers = key.split("/")[2:] == [key[-16:]]
+        if rank == 1 and answers:  # what no race and no estimate would choose
+            desired = "cpu_matmul_any_any_c_reference"
+        found = self.files.compare_set(key, expected, desired)
+        if rank == 0 and key.endswith("/claim"):
+            print("claimed by", found.decode(), flush=True)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return found
+
+
+sa.distributed.enable(store=Store(), rank=rank, world=2, wait=1)
+torch.manual_seed(0)
+A, B = sa.BsrMatrix.from_dense(torch.randn(32, 32), block=4), torch.randn(32, 4)
+torch.testing.assert_close(A @ B, A.to_dense() @ B)
+(plan,) = A._pattern._first.values()
+print(plan.info().variant.decode(), flush=True)
+"""
+
+
+def test_a_rank_that_is_held_up_after_its_claim_takes_what_was_agreed_on_meanwhile(tmp_path):
+    environment = {**os.environ, "SPARSE_AUTOTUNE": "quick", "SPARSE_AUTOTUNE_CACHE": ""}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    ranks = []
+    try:
+        for rank in (0, 1):
+            words = [sys.executable, "-c", HELD, str(rank), str(tmp_path)]
+            ranks.append(subprocess.Popen(words, text=True, env=environment, **pipes))
+            if rank == 0:
+                assert ranks[0].stdout.readline() == "claimed by 0\n"
+        out, log = ranks[1].communicate(timeout=200)
+        assert ranks[1].returncode == 0 and out == "cpu_matmul_any_any_c_reference\n", out + log
+        ranks[0].send_signal(signal.SIGCONT)
+        late, log = ranks[0].communicate(timeout=200)
+        assert ranks[0].returncode == 0 and late == out, late + log
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+
+
 # ---- pinned choices ----
 
 PINNED = """

@@ -3,8 +3,10 @@
 import itertools
 import os
 import re
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,10 @@ def test_data_parallel_training_is_that_of_one_process(world, kind, tmp_path):
     cases = itertools.product((kind,), DTYPES, SHAPES)
     jobs = ":".join(",".join(("data_parallel", *case)) for case in cases)
     run_ranks(tmp_path, f"{world}:several:{jobs}")
+
+
+def test_gradients_on_several_meshes_are_clipped_by_one_norm(tmp_path):
+    run_ranks(tmp_path, "4:clipped")
 
 
 def test_a_mesh_of_three_dimensions_replicates_shards_and_cuts(tmp_path):
@@ -84,7 +90,22 @@ def test_ranks_that_drew_other_patterns_take_one(tmp_path):
 
 
 def test_torch_compile_follows_a_sharded_layer(tmp_path):
-    run_ranks(tmp_path, "2:compiled:even:plain", "2:compiled:uneven:balanced", "4:compiled_2d")
+    run_ranks(
+        tmp_path,
+        "2:compiled:even:plain",
+        "2:compiled:uneven:balanced",
+        "2:compiled:uneven:balanced:inductor",
+        "4:compiled_2d",
+    )
+
+
+def test_what_is_torchs_own_needs_nothing_of_ours(tmp_path):
+    run_ranks(
+        tmp_path,
+        "2:several:pipeline:optimizer_over_ranks:fsdp1:checkpointed:norm_by_sequence:saved_beside_training",
+        "2:policies",
+        "4:several:policies:norm_by_sequence",
+    )
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
@@ -129,7 +150,8 @@ def test_dtensors_pass_through_our_operators(world, tmp_path):
     run_ranks(tmp_path, f"{world}:operators")
 
 
-def torchrun(ranks, *words):
+def torchrun(ranks, *words, code=0):
+    """What the example printed."""
     program = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     run = subprocess.run(
         [*program, str(ROOT / "examples/train_sharded.py"), *words],
@@ -137,20 +159,46 @@ def torchrun(ranks, *words):
         capture_output=True,
         text=True,
     )
-    assert run.returncode == 0, run.stdout + run.stderr
-    return re.findall(r"^step +(\d+)  loss ([0-9.]+)$", run.stdout, re.M)
+    assert run.returncode == code, run.stdout + run.stderr
+    return run.stdout + run.stderr
 
 
+def losses(printed):
+    return re.findall(r"^step +(\d+)  loss ([0-9.]+)$", printed, re.M)
+
+
+needs_examples = pytest.mark.skipif(
+    not (ROOT / "examples/train_sharded.py").exists(), reason="the examples are not beside the tests"
+)
+
+
+@needs_examples
 def test_the_example_resumes_on_another_number_of_ranks(tmp_path):
-    if not (ROOT / "examples/train_sharded.py").exists():
-        pytest.skip("the examples are not beside the tests")
     saved = str(tmp_path / "saved")
     torchrun(2, "--tensor", "2", "--steps", "3", "--save", saved)
-    ((step, loss),) = torchrun(1, "--steps", "3", "--resume", saved)
-    ((last, wanted),) = torchrun(1, "--steps", "6")
+    resumed, one = torchrun(1, "--steps", "3", "--resume", saved), torchrun(1, "--steps", "6")
+    ((step, loss),), ((last, wanted),) = losses(resumed), losses(one)
     assert step == last == "6"
     assert float(loss) == pytest.approx(float(wanted), abs=1e-4)
+    assert re.search(r"^wrote (\d+ ){16}\(\d+% right\)$", resumed, re.M)
+
+
+@needs_examples
+def test_the_example_names_what_does_not_divide():
+    assert "3 ranks by --tensor 1 do not divide the 16 rows" in torchrun(3, "--steps", "1", code=1)
+    alone = [sys.executable, str(ROOT / "examples/train_sharded.py")]
+    assert (
+        b"expected torchrun: torchrun --nproc-per-node 2" in subprocess.run(alone, capture_output=True).stderr
+    )
 
 
 def test_ten_rounds_of_ranks_that_come_late_and_die(tmp_path):
-    agreeing_ranks(tmp_path, 10)
+    """And ten others, for as long as SAT_TEST_SECONDS says (`make soak`)."""
+    end = time.monotonic() + float(os.environ.get("SAT_TEST_SECONDS", "0"))
+    seed = 1
+    while seed == 1 or time.monotonic() < end:
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        agreeing_ranks(folder, 10, seed=seed)
+        shutil.rmtree(folder)
+        seed = int.from_bytes(os.urandom(3), "little")
