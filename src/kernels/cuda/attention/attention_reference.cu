@@ -189,7 +189,7 @@ static sat_status launch(const sat_launch *l) {
 }
 
 SAT_FAMILY(cuda_attention_reference) = {
-    .revision = "2",
+    .revision = "1",
     .op = SAT_ATTENTION,
     .backend = SAT_CUDA,
     .flags = SAT_V_REFERENCE | SAT_V_BATCHED,
@@ -200,7 +200,7 @@ SAT_FAMILY(cuda_attention_reference) = {
 };
 
 SAT_FAMILY(cuda_attention_backward_reference) = {
-    .revision = "2",
+    .revision = "1",
     .op = SAT_ATTENTION_BACKWARD,
     .backend = SAT_CUDA,
     .flags = SAT_V_REFERENCE | SAT_V_BATCHED,
