@@ -363,6 +363,16 @@ struct attention_cta {
     const char *keys, *values; /* of its head */
 };
 
+/* Ends a row: the sum of its weights, relative to its maximum m, becomes what its sums of values are multiplied by;
+ * `lse` where it is wanted. NaN stays. */
+template <bool OPTIONS>
+__device__ __forceinline__ void attention_end_row(const attention_args &x, int head, float m, float &sum, float *lse) {
+    float exponent = __fmul_rn(m, x.scale_log2), factor = 1;
+    if (OPTIONS && x.options.sinks) factor = attention_add_sink(__ldg(x.options.sinks + head), exponent, sum);
+    if (lse) *lse = sum > 0 ? (exponent + log2f(sum)) * 0.69314718056f : -INFINITY;
+    sum = sum > 0 ? factor / sum : sum == 0 ? 0 : sum;
+}
+
 static inline void attention_fill_args(attention_args *x, const sat_launch *l) { /* all but the schedule */
     const sat_problem *p = l->problem;
     const sat_attention *t = &p->attention;

@@ -190,16 +190,6 @@ __device__ __forceinline__ bool attention_softmax(float (&s)[MT][BN / 8][4], att
     return rescale;
 }
 
-/* Ends a row: the sum of its weights, relative to its maximum m, becomes what its sums of values are multiplied by;
- * `lse` where it is wanted. NaN stays. */
-template <bool OPTIONS>
-__device__ __forceinline__ void attention_end_row(const attention_args &x, int head, float m, float &sum, float *lse) {
-    float exponent = __fmul_rn(m, x.scale_log2), factor = 1;
-    if (OPTIONS && x.options.sinks) factor = attention_add_sink(__ldg(x.options.sinks + head), exponent, sum);
-    if (lse) *lse = sum > 0 ? (exponent + log2f(sum)) * 0.69314718056f : -INFINITY;
-    sum = sum > 0 ? factor / sum : sum == 0 ? 0 : sum;
-}
-
 /* Stores the first `count` of 8 elements of 16 bits, anywhere. */
 __device__ __forceinline__ void attention_store_elements(char *to, uint4 x, int count) {
     const uint32_t word[4] = {x.x, x.y, x.z, x.w};
