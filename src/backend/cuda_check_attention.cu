@@ -450,8 +450,8 @@ template <int PER> static void work_out(const job &w, cudaStream_t stream) {
     if (keys > 0) {
         measure<PER><<<of_keys, threads, 0, stream>>>(w, w.k, t.k, t.kv_heads, w.p.n, t.dim, w.k_norm, top(K_LARGEST),
                                                       top(K_NORM), NULL);
-        measure<PER><<<of_keys, threads, 0, stream>>>(w, w.v, t.v, t.kv_heads, w.p.n, value_dim, NULL, top(V_LARGEST), top(V_NORM),
-                                                      w.e.most);
+        measure<PER><<<of_keys, threads, 0, stream>>>(w, w.v, t.v, t.kv_heads, w.p.n, value_dim, NULL, top(V_LARGEST),
+                                                      top(V_NORM), w.e.most);
     }
     if (!back) {
         if (queries > 0) forward_lines<PER><<<sat_blocks(line_count(&w.p, &w.e.set[0]), 1), threads, 0, stream>>>(w);
@@ -460,8 +460,8 @@ template <int PER> static void work_out(const job &w, cudaStream_t stream) {
     if (queries > 0) {
         measure<PER><<<of_queries, threads, 0, stream>>>(w, w.q, t.q, t.heads, w.p.m, t.dim, w.q_norm, top(Q_LARGEST),
                                                          top(Q_NORM), NULL);
-        measure<PER><<<of_queries, threads, 0, stream>>>(w, w.d, t.do_, t.heads, w.p.m, value_dim, w.d_norm, top(D_LARGEST),
-                                                         top(D_NORM), NULL);
+        measure<PER><<<of_queries, threads, 0, stream>>>(w, w.d, t.do_, t.heads, w.p.m, value_dim, w.d_norm,
+                                                         top(D_LARGEST), top(D_NORM), NULL);
         find_delta<PER><<<of_queries, threads, 0, stream>>>(w);
         query_lines<PER><<<sat_blocks(line_count(&w.p, &w.e.set[0]), 1), threads, 0, stream>>>(w);
     }

@@ -70,7 +70,7 @@ static __global__ void make_queries(const __grid_constant__ sat_uniform u) {
 
 struct run {
     sat_uniform u;
-    const void *o, *dk, *dv; /* o: or dQ */
+    const void *o, *dk, *dv;           /* o: or dQ */
     const float *lse, *sinks, *dsinks; /* sinks: NULL where there are none */
     outcome *result;
 };
@@ -168,7 +168,8 @@ static __global__ void compare_sinks(const __grid_constant__ run r) {
         double error = sat_sink_loss(&u.p, sink, lse, weight, q.delta, q.delta_off);
         sum -= term, squares += term * term, errors += error, error_squares += error * error;
     }
-    sum = warp_sum(sum), squares = warp_sum(squares), errors = warp_sum(errors), error_squares = warp_sum(error_squares);
+    sum = warp_sum(sum), squares = warp_sum(squares), errors = warp_sum(errors),
+    error_squares = warp_sum(error_squares);
     if (threadIdx.x) return;
     double bound = sat_sink_bound(&u.p, error_squares, errors, squares) + 0x1p-23 * fabs(sum);
     compare_one(r, 10, h, 0, 0, (double)r.dsinks[h], sum, bound);

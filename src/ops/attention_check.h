@@ -142,13 +142,14 @@ SAT_BOTH static inline double sat_walk_bound(const sat_problem *p, sat_row_loss 
 /* The gradient of a head's sink: -sum of exp(sink - lse)*delta over its queries, of the whole batch. What one term may
  * be off by: exp of a difference of two numbers, and delta. */
 SAT_BOTH static inline double sat_sink_loss(const sat_problem *p, double sink, double lse, double weight, double delta,
-                                   double delta_off) {
+                                            double delta_off) {
     double u = sat_unit(p->compute_dtype) + 0x1p-24; /* LSE and sinks are f32, and so may be their difference */
     return weight * (fabs(delta) * (fabs(sink) + fabs(lse) + 16) * u + delta_off);
 }
 
 /* Errors of queries are independent of each other, and add up as a random walk does, unless queries have one place. */
-SAT_BOTH static inline double sat_sink_bound(const sat_problem *p, double error_squares, double errors, double squares) {
+SAT_BOTH static inline double sat_sink_bound(const sat_problem *p, double error_squares, double errors,
+                                             double squares) {
     const sat_attention *t = &p->attention;
     const sat_heads *const list[] = {&t->q, &t->do_};
     double terms = (double)(p->m * p->batch), walk = SAT_SURE * sqrt(error_squares);

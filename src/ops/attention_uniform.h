@@ -332,7 +332,8 @@ SAT_BOTH static inline double sat_uniform_lse(const sat_problem *p, int64_t kept
 
 /* The same where each query keeps a sink too, which is worth exp(sink) keys with values of zeros: exp is good for a few
  * units, and for those of the sink. */
-SAT_BOTH static inline double sat_uniform_o_with(const sat_uniform *u, double sink, double sum, int64_t kept, double *bound) {
+SAT_BOTH static inline double sat_uniform_o_with(const sat_uniform *u, double sink, double sum, int64_t kept,
+                                                 double *bound) {
     double want = sat_uniform_o(u, sum, kept, bound), keys = (double)kept;
     if (kept == 0 || isinf(sink)) return want;
     double factor = keys / (keys + exp(sink));

@@ -2,9 +2,10 @@
 // block-sparse by the same kernel, from sm_80 on.
 //
 // f16 and bf16, head sizes up to 256; those that are not 64, 96, 128 or 256 are padded up to the next in shared memory.
-// With OPTIONS values may be of another size than keys, rows may begin anywhere, and there are soft caps and sinks. A CTA has BM queries of one head, a warp 16 or 32 of them. Tiles of BN keys and values
-// come by cp.async into a ring of two stages, so that one is copied while the other is used, with one barrier a tile.
-// Scores stay in registers, and so does P, the A operand of P*V.
+// With OPTIONS values may be of another size than keys, rows may begin anywhere, and there are soft caps and sinks. A
+// CTA has BM queries of one head, a warp 16 or 32 of them. Tiles of BN keys and values come by cp.async into a ring of
+// two stages, so that one is copied while the other is used, with one barrier a tile. Scores stay in registers, and so
+// does P, the A operand of P*V.
 
 #include "kernels/cuda/attention/attention_mma.cuh"
 
@@ -17,7 +18,8 @@ template <int D_, int BM_, int BN_, int WARPS_, int CTAS_, int DV_ = D_> struct 
     static constexpr int PITCH = 2 * D + 16, V_PITCH = 2 * DV + 16, Q = BM * PITCH, TILE = BN * PITCH;
     static constexpr int STAGE = TILE + BN * V_PITCH;
     static constexpr int BYTES = Q + 2 * STAGE;
-    static_assert(ROWS % 16 == 0 && BN % 16 == 0 && BN <= ATTENTION_WORD_KEYS && D % 16 == 0 && DV % 16 == 0 && DV <= D, "");
+    static_assert(ROWS % 16 == 0 && BN % 16 == 0 && BN <= ATTENTION_WORD_KEYS && D % 16 == 0 && DV % 16 == 0 && DV <= D,
+                  "");
 };
 
 // ---- load ----
@@ -171,8 +173,8 @@ struct instance {
 };
 
 template <typename MATH, typename S> static constexpr instance instance_of(int tile_m) {
-    instance x = {tile_m, S::D, S::DV, S::BM, S::BN, S::THREADS, S::CTAS, S::BYTES, NULL,
-                  attention_forward<MATH, S, true>};
+    instance x = {tile_m,     S::D,    S::DV,    S::BM, S::BN,
+                  S::THREADS, S::CTAS, S::BYTES, NULL,  attention_forward<MATH, S, true>};
     if constexpr (S::D == S::DV) x.plain = attention_forward<MATH, S, false>;
     return x;
 }

@@ -3,9 +3,10 @@
 // f32.
 //
 // Head sizes up to 256; those that are not 32, 64, 96, 128, 192 or 256 are padded up to the next in shared memory. With
-// OPTIONS values may be of another size than keys, rows may begin anywhere, and there are soft caps and sinks. A CTA has BM queries of one head, a warp 16 or 32 of them. There is one tile of keys and one
-// of values: values are copied while scores are computed, the next keys while values are multiplied. That leaves shared
-// memory for two CTAs and more, which hide each other's waiting. Scores and P stay in registers.
+// OPTIONS values may be of another size than keys, rows may begin anywhere, and there are soft caps and sinks. A CTA
+// has BM queries of one head, a warp 16 or 32 of them. There is one tile of keys and one of values: values are copied
+// while scores are computed, the next keys while values are multiplied. That leaves shared memory for two CTAs and
+// more, which hide each other's waiting. Scores and P stay in registers.
 
 #include "kernels/cuda/attention/attention_mma_f32.cuh"
 
@@ -161,8 +162,15 @@ struct instance {
 };
 
 template <typename S> static constexpr instance instance_of(int tile_m) {
-    return {tile_m,  S::D,     S::BM, S::BN, S::THREADS,
-            S::CTAS, S::BYTES, attention_forward<S, false>, attention_forward<S, true>};
+    return {tile_m,
+            S::D,
+            S::BM,
+            S::BN,
+            S::THREADS,
+            S::CTAS,
+            S::BYTES,
+            attention_forward<S, false>,
+            attention_forward<S, true>};
 }
 
 // D, BM, BN, CTAs a multiprocessor; of each tile the head sizes in rising order.

@@ -207,8 +207,8 @@ __device__ __forceinline__ int attention_f32_column(int j, int e) {
     return j / 4 * 32 + threadIdx.x % 4 * 8 + e % 2 * 4 + j % 4;
 }
 
-/* Stores a warp's sums times `factor`: `count` rows of `dim` elements, a multiple of 8. Stride in elements. OPTIONS: any
- * head size, and rows begin on 16 bytes where they are `aligned`. */
+/* Stores a warp's sums times `factor`: `count` rows of `dim` elements, a multiple of 8. Stride in elements. OPTIONS:
+ * any head size, and rows begin on 16 bytes where they are `aligned`. */
 template <int MT, int N, bool OPTIONS = false>
 __device__ __forceinline__ void attention_f32_store_rows(const float (&o)[MT][N / 8][4], const float (&factor)[MT][2],
                                                          float *to, int64_t stride, int count, int dim,
@@ -225,8 +225,7 @@ __device__ __forceinline__ void attention_f32_store_rows(const float (&o)[MT][N 
 #pragma unroll
                 for (int e = 0; e < 8; e++)
                     if (column + e < dim)
-                        to[row * stride + column + e] =
-                            o[h / 2][j + e % 4][h % 2 * 2 + e / 4] * factor[h / 2][h % 2];
+                        to[row * stride + column + e] = o[h / 2][j + e % 4][h % 2 * 2 + e / 4] * factor[h / 2][h % 2];
                 continue;
             }
             float4 *at = (float4 *)(to + row * stride + column);

@@ -98,7 +98,8 @@ template <typename T, bool CAP> static __global__ void __launch_bounds__(THREADS
             int64_t key = k.col_idx[t] * k.block_cols;
             const float *from = x.scores + head * x.head_stride + t * block + within;
             for (int64_t j = lane; j < k.block_cols; j += 32)
-                if (key + j >= keys.begin && key + j < keys.end) largest = fmaxf(largest, weighed<CAP>(from[j], x.softcap));
+                if (key + j >= keys.begin && key + j < keys.end)
+                    largest = fmaxf(largest, weighed<CAP>(from[j], x.softcap));
         }
         for (int d = 16; d > 0; d /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, d));
         float sink = x.sinks ? x.sinks[head * x.sink_step] : -INFINITY;
@@ -174,8 +175,8 @@ static sat_problem scores_problem(const sat_problem *p, const sat_pattern_view *
 static sat_problem values_problem(const sat_problem *p, const sat_pattern_view *a) {
     const sat_attention *t = &p->attention;
     sat_problem s = {};
-    s.size = sizeof s, s.op = SAT_MATMUL, s.matmul.transpose = SAT_NO_TRANSPOSE, s.m = p->m, s.n = sat_value_dim(t), s.k = p->n,
-    s.batch = t->kv_heads;
+    s.size = sizeof s, s.op = SAT_MATMUL, s.matmul.transpose = SAT_NO_TRANSPOSE, s.m = p->m, s.n = sat_value_dim(t),
+    s.k = p->n, s.batch = t->kv_heads;
     s.a_dtype = s.b_dtype = p->a_dtype, s.c_dtype = s.compute_dtype = SAT_F32;
     s.a.batch_stride = elements_of(a);
     s.b.row_stride = t->v.row_stride, s.b.col_stride = 1, s.b.batch_stride = t->v.head_stride;

@@ -173,7 +173,9 @@ static sat_status launch(const sat_launch *l) {
     const sat_problem *p = l->problem;
     const sat_attention *t = &p->attention;
     kernel_args x = {*p, sat_device_mask_of(p, l->pattern), {}};
-    int last = sat_sinks_at(p) + (p->op == SAT_ATTENTION_BACKWARD), count = t->sinks ? last + 1 : p->op == SAT_ATTENTION ? 5 : 9;
+    int last = sat_sinks_at(p) + (p->op == SAT_ATTENTION_BACKWARD), count = t->sinks                 ? last + 1
+                                                                            : p->op == SAT_ATTENTION ? 5
+                                                                                                     : 9;
     for (int i = 0; i < count; i++) x.operand[i] = l->operands[i];
     cudaStream_t stream = (cudaStream_t)l->stream;
     int64_t queries = p->batch * t->heads * p->m, keys = p->batch * t->kv_heads * p->n;

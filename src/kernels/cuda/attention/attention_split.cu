@@ -44,8 +44,7 @@ __device__ __forceinline__ void load_any(uint32_t to, const char *from, int insi
     } else if (S::SIZE == 2) {
         attention_copy_elements(to, from, inside);
     } else {
-        for (int e = 0; e < 4; e++)
-            cp_async_small<4>(to + 4 * e, from + (e < inside ? 4 * e : 0), e < inside ? 4 : 0);
+        for (int e = 0; e < 4; e++) cp_async_small<4>(to + 4 * e, from + (e < inside ? 4 * e : 0), e < inside ? 4 : 0);
     }
 }
 
@@ -125,8 +124,7 @@ __device__ __forceinline__ void store_element(const split_args &x, const attenti
                                               float value, float m, float sum) {
     int query, head;
     if (!row_at(x, work, row, query, head)) return;
-    float *lse =
-        column == 0 && x.a.lse ? x.a.lse + ((int64_t)work.batch * x.all_heads + head) * x.a.m + query : NULL;
+    float *lse = column == 0 && x.a.lse ? x.a.lse + ((int64_t)work.batch * x.all_heads + head) * x.a.m + query : NULL;
     attention_end_row<OPTIONS>(x.a, head, m, sum, lse);
     ((E *)x.a.o)[sat_heads_at(&x.a.o_at, work.batch, head, query) + column] = E(value * sum);
 }

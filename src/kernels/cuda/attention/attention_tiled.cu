@@ -1,6 +1,6 @@
 // cuda_attention_tiled: fused attention in tiles without tensor cores, dense and block-sparse. For f32, and for 16-bit
-// operands whose rows do not begin on 16 bytes. Any head size up to 256, any strides; with OPTIONS values of another size,
-// soft caps and sinks.
+// operands whose rows do not begin on 16 bytes. Any head size up to 256, any strides; with OPTIONS values of another
+// size, soft caps and sinks.
 //
 // A thread has 8 queries by BN/16 keys of the scores, then 8 queries by D/16 columns of O. Weights pass through the
 // half warp's own rows of shared memory in between. A long f32 sum over keys is made of parts (SAT_SUM_PART): the parts
@@ -84,9 +84,8 @@ __device__ __forceinline__ void epilogue(const attention_args &x, const attentio
         for (int d = 8; d > 0; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
         int query = work.t.first + row + i;
         if (query >= work.t.end) continue;
-        float *lse = x.lse && column == 0
-                         ? x.lse + ((int64_t)work.batch * x.schedule.heads + work.head) * x.m + query
-                         : NULL;
+        float *lse =
+            x.lse && column == 0 ? x.lse + ((int64_t)work.batch * x.schedule.heads + work.head) * x.m + query : NULL;
         attention_end_row<OPTIONS>(x, work.head, r.m[i], sum, lse);
         float before = parts ? attention_rescale(weights[(row + i) * S::WEIGHTS + S::BN], r.m[i], x.scale_log2) : 0;
         T *to = (T *)x.o + sat_heads_at(&x.o_at, work.batch, work.head, query);
@@ -125,8 +124,8 @@ static __global__ void __launch_bounds__(S::THREADS, S::CTAS)
         c.values = (const char *)((const T *)x.v + sat_heads_at(&x.v_at, c.work.batch, kv_head, 0));
         count = c.steps.count;
         const T *from = (const T *)x.q + sat_heads_at(&x.q_at, c.work.batch, c.work.head, c.work.t.first);
-        tiled_load<T, S::BM, S::D, S::THREADS, OPTIONS>(q, from, x.q_at.row_stride, c.work.t.end - c.work.t.first, x.dim,
-                                               aligned);
+        tiled_load<T, S::BM, S::D, S::THREADS, OPTIONS>(q, from, x.q_at.row_stride, c.work.t.end - c.work.t.first,
+                                                        x.dim, aligned);
         if (thread == 0) cta = c;
         if (count > 0) load(c, 0, false);
         cp_async_wait_group<0>();
@@ -176,7 +175,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::CTAS)
                 int query = work.t.first + row + i;
                 T *to = (T *)x.o + sat_heads_at(&x.o_at, work.batch, work.head, query);
                 add_part<T, S, OPTIONS>(x, query < work.t.end ? to : NULL, o[i], r.m[i],
-                               weights + (row + i) * S::WEIGHTS + S::BN, column, step + 1 == S::PART_STEPS);
+                                        weights + (row + i) * S::WEIGHTS + S::BN, column, step + 1 == S::PART_STEPS);
             }
     }
     epilogue<T, S, OPTIONS>(x, cta.work, o, r, weights, row, column, sizeof(T) == 4 && count > S::PART_STEPS);
@@ -249,8 +248,7 @@ static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pa
 
 static sat_status prepare(const sat_prepare *q, void **state) {
     const instance *k = instance_for(q->variant, q->problem);
-    return attention_prepare(q, (const void *)kernel_for(k, q->problem), k->bytes, tiling_of(k),
-                             state);
+    return attention_prepare(q, (const void *)kernel_for(k, q->problem), k->bytes, tiling_of(k), state);
 }
 
 static bool rows_aligned(const sat_problem *p) {
@@ -265,8 +263,7 @@ static sat_status launch(const sat_launch *l) {
     unsigned ctas = attention_work_count(&x.schedule);
     if (ctas == 0) return SAT_OK;
     attention_fill_args(&x, l);
-    kernel_for(k, l->problem)<<<ctas, k->threads, k->bytes, (cudaStream_t)l->stream>>>(
-        x, rows_aligned(l->problem));
+    kernel_for(k, l->problem)<<<ctas, k->threads, k->bytes, (cudaStream_t)l->stream>>>(x, rows_aligned(l->problem));
     return sat_launched(l);
 }
 

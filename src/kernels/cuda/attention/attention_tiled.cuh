@@ -23,7 +23,8 @@ __device__ __forceinline__ void tiled_load(float *to, const T *from, int64_t str
             cp_async_16(smem_address(place), source, inside ? 4 * left : 0);
         } else if (sizeof(T) == 4) {
             for (int e = 0; e < 4; e++)
-                cp_async_small<4>(smem_address(place + e), source + (inside && e < left ? e : 0), inside && e < left ? 4 : 0);
+                cp_async_small<4>(smem_address(place + e), source + (inside && e < left ? e : 0),
+                                  inside && e < left ? 4 : 0);
         } else {
             float4 x = make_float4(0, 0, 0, 0);
             if (inside && left == 4) {
