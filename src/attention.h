@@ -5,15 +5,8 @@
 
 #include "variant.h"
 
-/* Elements of a head of V and O. A problem that is not normalised may leave it to dim. No device takes options yet, and
- * what is compiled for one is compiled without them. */
-#ifdef __CUDACC__
-SAT_BOTH static inline int64_t sat_value_dim(const sat_attention *t) { return t->dim; }
-SAT_BOTH static inline double sat_softcap(const sat_attention *t) { return (void)t, 0; }
-#else
-static inline int64_t sat_value_dim(const sat_attention *t) { return t->value_dim ? t->value_dim : t->dim; }
-static inline double sat_softcap(const sat_attention *t) { return t->softcap; }
-#endif
+/* Elements of a head of V and O. A problem that is not normalised may leave it to dim. */
+SAT_BOTH static inline int64_t sat_value_dim(const sat_attention *t) { return t->value_dim ? t->value_dim : t->dim; }
 
 enum { SAT_ATTENTION_MAX_DIM = 576 };
 
@@ -188,7 +181,7 @@ double sat_attention_bytes(const sat_problem *p, const sat_pattern_view *a);
 SAT_BOTH static inline int sat_sinks_at(const sat_problem *p) { return p->op == SAT_ATTENTION ? 5 : 9; }
 
 /* The sink of a head; -inf: there is none. */
-static inline double sat_sink_of(const sat_problem *p, void *const *operands, int64_t head) {
+SAT_BOTH static inline double sat_sink_of(const sat_problem *p, void *const *operands, int64_t head) {
     return p->attention.sinks ? (double)((const float *)operands[sat_sinks_at(p)])[head] : -(double)INFINITY;
 }
 

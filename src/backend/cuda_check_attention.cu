@@ -5,7 +5,7 @@
 
 #define DEVICE_WORK 1e10 /* multiply-adds in double precision that an expectation may take */
 
-enum { SETS = 3, WARPS = 8, LARGEST_DIM = 512 };
+enum { SETS = 4, WARPS = 8 };
 
 /* The largest of a head's elements and of its rows' norms. */
 enum { K_LARGEST, K_NORM, V_LARGEST, V_NORM, Q_LARGEST, Q_NORM, D_LARGEST, D_NORM, TOPS };
@@ -21,8 +21,9 @@ struct job {
     sat_problem p;
     sat_mask mask;
     bool far;                      /* scores are far apart */
+    bool lone;                     /* and the largest alone counts */
     const void *q, *k, *v, *o, *d; /* d: dO */
-    const float *lse;
+    const float *lse, *sinks;      /* sinks: NULL where there are none */
     expectation e;
     double *top; /* [TOPS][batch*heads] */
     double *q_norm, *d_norm, *delta, *delta_loss,
@@ -34,7 +35,7 @@ struct job {
 static int describe(const sat_problem *p, const sat_pattern_view *a, int fill_case, sat_lines set[SETS]) {
     const sat_attention *t = &p->attention;
     bool back = p->op == SAT_ATTENTION_BACKWARD;
-    double work = sat_pairs(p, a) * (double)t->dim * (back ? 7 : 2);
+    double work = sat_attention_flops(p, a) * (back ? 0.7 : 0.5);
     int64_t step = 1;
     while (step < SAT_LINE_STEP && work / (double)step > (fill_case ? DEVICE_WORK / 8 : DEVICE_WORK)) step *= 2;
     sat_lines queries = {}, keys = {};
@@ -43,9 +44,14 @@ static int describe(const sat_problem *p, const sat_pattern_view *a, int fill_ca
     queries.groups = sat_line_groups(p->m, step), keys.groups = sat_line_groups(p->n, step);
     set[0] = queries, set[0].operand = back ? 6 : 3;
     if (back) {
-        set[1] = keys, set[1].operand = 7, set[2] = keys, set[2].operand = 8;
-        return 3;
+        set[1] = keys, set[1].operand = 7;
+        set[2] = keys, set[2].operand = 8, set[2].cols = sat_value_dim(t);
+        sat_lines sinks = {};
+        sinks.operand = 10, sinks.heads = t->heads, sinks.rows = sinks.cols = sinks.step = sinks.groups = 1;
+        set[3] = sinks;
+        return t->sinks ? 4 : 3;
     }
+    set[0].cols = sat_value_dim(t);
     set[1] = queries, set[1].operand = 4, set[1].cols = 1;
     return t->lse ? 2 : 1;
 }
@@ -110,13 +116,13 @@ __device__ static void grow(double *to, double x) { /* never negative: as bits t
 
 /* The largest elements and norms of an operand's rows, a warp a row. */
 template <int PER>
-static __global__ void measure(job w, const void *base, sat_heads s, int64_t heads, int64_t rows, double *norms,
-                               double *largest, double *largest_norm, double *most) {
+static __global__ void measure(job w, const void *base, sat_heads s, int64_t heads, int64_t rows, int64_t dim,
+                               double *norms, double *largest, double *largest_norm, double *most) {
     int64_t all = w.p.batch * heads * rows, step = (int64_t)gridDim.x * WARPS;
     for (int64_t at = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32; at < all; at += step) {
         double r[PER], top = 0;
         int64_t bh = at / rows;
-        load_row(r, w.p.a_dtype, base, sat_heads_at(&s, bh / heads, bh % heads, at % rows), w.p.attention.dim);
+        load_row(r, w.p.a_dtype, base, sat_heads_at(&s, bh / heads, bh % heads, at % rows), dim);
 #pragma unroll
         for (int e = 0; e < PER; e++) top = fmax(top, fabs(r[e]));
         for (int d = 16; d > 0; d /= 2) top = fmax(top, __shfl_xor_sync(~0u, top, d));
@@ -134,13 +140,15 @@ template <int PER> static __global__ void find_delta(job w) {
     for (int64_t at = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32; at < all; at += step) {
         double o[PER], d[PER];
         int64_t bh = at / w.p.m, b = bh / t.heads, h = bh % t.heads, i = at % w.p.m;
-        load_row(o, w.p.a_dtype, w.o, sat_heads_at(&t.o, b, h, i), t.dim);
-        load_row(d, w.p.a_dtype, w.d, sat_heads_at(&t.do_, b, h, i), t.dim);
+        load_row(o, w.p.a_dtype, w.o, sat_heads_at(&t.o, b, h, i), sat_value_dim(&t));
+        load_row(d, w.p.a_dtype, w.d, sat_heads_at(&t.do_, b, h, i), sat_value_dim(&t));
         double sum = dot(o, d), o_norm = sqrt(dot(o, o)), d_norm = sqrt(dot(d, d));
         double v_norm = w.top[V_NORM * w.p.batch * t.heads + b * t.kv_heads + h / (t.heads / t.kv_heads)];
         if (threadIdx.x % 32 == 0) w.delta[at] = sum, w.delta_loss[at] = sat_delta_loss(&w.p, d_norm, o_norm, v_norm);
     }
 }
+
+__device__ static double sink_of(const job &w, int64_t head) { return w.sinks ? (double)w.sinks[head] : -INFINITY; }
 
 /* Calls for every run of keys that query i keeps. */
 template <typename F> __device__ static void each_run(const sat_mask &k, int64_t h, int64_t i, F run) {
@@ -200,7 +208,7 @@ template <int PER> __device__ static void forward_line(const job &w, int64_t g, 
     each_run(w.mask, h, i, [&](int64_t begin, int64_t end) {
         for (int64_t j = begin + threadIdx.x / 32; j < end; j += WARPS) {
             load_row(x, w.p.a_dtype, w.k, sat_heads_at(&t.k, b, kv, j), t.dim);
-            double score = w.p.alpha * dot(q, x);
+            double score = sat_capped(&w.p, w.p.alpha * dot(q, x));
             if (score > s.largest) {
                 double less = exp(s.largest - score); /* 0 at first */
 #pragma unroll
@@ -209,7 +217,7 @@ template <int PER> __device__ static void forward_line(const job &w, int64_t g, 
             }
             double weight = exp(score - s.largest);
             s.total += weight, s.squares += weight * weight, s.count++;
-            load_row(x, w.p.a_dtype, w.v, sat_heads_at(&t.v, b, kv, j), t.dim);
+            load_row(x, w.p.a_dtype, w.v, sat_heads_at(&t.v, b, kv, j), sat_value_dim(&t));
             add(sum, x, weight);
         }
     });
@@ -217,32 +225,34 @@ template <int PER> __device__ static void forward_line(const job &w, int64_t g, 
     __syncthreads();
     if (threadIdx.x % 32 == 0) tops[threadIdx.x / 32] = s.largest;
     __syncthreads();
-    double largest = -INFINITY;
+    double sink = sink_of(w, h), largest = sink;
+    bool sunk = !isinf(sink);
     for (int k = 0; k < WARPS; k++) largest = fmax(largest, tops[k]);
     double less = s.count > 0 ? exp(s.largest - largest) : 0;
     double depth = join_one(s.count), total = join_one(s.total * less), squares = join_one(s.squares * less * less);
+    if (sunk) total += exp(sink - largest);
     if (depth == 0) total = 1;
 #pragma unroll
     for (int e = 0; e < PER; e++) sum[e] *= less / total;
-    join(part, sum, o.value + g * t.dim, t.dim);
+    join(part, sum, o.value + g * o.cols, o.cols);
     double q_norm = sqrt(dot(q, q));
     if (threadIdx.x) return;
     int64_t kv_at = b * t.kv_heads + kv, pitch = w.p.batch * t.heads;
     double v_largest = w.top[V_LARGEST * pitch + kv_at];
     double magnitude = fabs(w.p.alpha) * q_norm * w.top[K_NORM * pitch + kv_at];
-    sat_row_loss loss = sat_loss_of(&w.p, w.far, magnitude, 0, depth);
+    sat_row_loss loss = sat_loss_of(&w.p, w.far, magnitude, sunk ? fabs(sink) : 0, depth + sunk);
     o.wide[g] = sat_walk_bound(&w.p, loss, sqrt(squares) / total * v_largest, depth, v_largest);
     o.rel[g] = sat_rel_bound(&w.p, loss), o.scale[g] = v_largest;
-    if (w.far) o.wide[g] = sat_far_bound(&w.p, largest, total, v_largest);
-    if (w.far) o.rel[g] = 1.001 * sat_unit(w.p.c_dtype) + sat_low_unit(&w.p);
+    if (w.lone) o.wide[g] = sat_far_bound(&w.p, largest, total, v_largest);
+    if (w.lone) o.rel[g] = 1.001 * sat_unit(w.p.c_dtype) + sat_low_unit(&w.p);
     if (depth == 0) o.wide[g] = 0;
     if (w.e.sets < 2) return;
     const sat_lines &l = w.e.set[1];
-    double log_sum = depth > 0 ? largest + log(total) : -INFINITY;
+    double log_sum = depth > 0 || sunk ? largest + log(total) : -INFINITY;
     l.value[g] = log_sum, l.scale[g] = 1 + fabs(log_sum), l.rel[g] = 0;
     l.wide[g] = loss.weight + loss.sum + 0x1p-23 * (1 + fabs(log_sum));
-    if (w.far) l.wide[g] = sat_far_lse_bound(&w.p, largest, total);
-    if (depth == 0) l.wide[g] = 0;
+    if (w.lone) l.wide[g] = sat_far_lse_bound(&w.p, largest, total);
+    if (depth == 0) l.wide[g] = sunk ? 0x1p-22 * (1 + fabs(log_sum)) : 0;
 }
 
 template <int PER> static __global__ void __launch_bounds__(WARPS * 32) forward_lines(job w) {
@@ -261,13 +271,15 @@ struct pair {
 /* One pair: its weight, and dS/alpha, and what either may be off by. */
 __device__ static pair pair_of(const sat_problem &p, bool far, double score, double dp, double lse, double delta,
                                double delta_loss, double magnitude, double d_norm, double v_norm) {
+    double slope = sat_cap_slope(&p, score);
     double eps = sat_loss_of(&p, far, magnitude, fabs(lse), 0).weight;
     pair x;
-    x.weight = exp(score - lse), x.ds = x.weight * (dp - delta);
+    x.weight = exp(sat_capped(&p, score) - lse), x.ds = x.weight * (dp - delta) * slope;
     x.weight_error = x.weight * eps + sat_lost_weight(far);
     x.size = x.weight * (fabs(dp) + fabs(delta));
-    double dp_error = d_norm * sat_dot_loss(&p) * v_norm + delta_loss;
+    double dp_error = d_norm * sat_value_loss(&p) * v_norm + delta_loss;
     x.ds_error = fabs(x.ds) * 2 * eps + x.weight * dp_error + sat_lost_weight(far) * fabs(dp - delta);
+    x.ds_error += x.weight * fabs(dp - delta) * sat_slope_loss(&p, far, magnitude);
     return x;
 }
 
@@ -291,17 +303,17 @@ template <int PER> __device__ static void query_line(const job &w, int64_t g, do
     double q[PER], d[PER], k[PER], v[PER], sum[PER] = {}, v_norm = w.top[V_NORM * pitch + kv_at];
     double squares = 0, errors = 0, sizes = 0, weights = 0, count = 0, q_norm = w.q_norm[at], d_norm = w.d_norm[at];
     load_row(q, w.p.a_dtype, w.q, sat_heads_at(&t.q, b, h, i), t.dim);
-    load_row(d, w.p.a_dtype, w.d, sat_heads_at(&t.do_, b, h, i), t.dim);
+    load_row(d, w.p.a_dtype, w.d, sat_heads_at(&t.do_, b, h, i), sat_value_dim(&t));
     each_run(w.mask, h, i, [&](int64_t begin, int64_t end) {
         for (int64_t j = begin + threadIdx.x / 32; j < end; j += WARPS) {
             load_row(k, w.p.a_dtype, w.k, sat_heads_at(&t.k, b, kv, j), t.dim);
-            load_row(v, w.p.a_dtype, w.v, sat_heads_at(&t.v, b, kv, j), t.dim);
+            load_row(v, w.p.a_dtype, w.v, sat_heads_at(&t.v, b, kv, j), sat_value_dim(&t));
             double magnitude = fabs(w.p.alpha) * q_norm * w.k_norm[kv_at * w.p.n + j];
             pair x = pair_of(w.p, w.far, w.p.alpha * dot(q, k), dot(d, v), w.lse[at], w.delta[at], w.delta_loss[at],
                              magnitude, d_norm, v_norm);
             add(sum, k, x.ds * w.p.alpha);
             squares += x.ds * x.ds, errors += x.ds_error * x.ds_error, weights += x.weight,
-                count += sat_counts(w.far, x.weight);
+                count += sat_counts(w.lone, x.weight);
             sizes += x.size * x.size;
         }
     });
@@ -325,7 +337,7 @@ template <int PER> __device__ static void key_line(const job &w, int64_t g, doub
     double dk_squares = 0, dk_errors = 0, dk_sizes = 0, dv_squares = 0, dv_errors = 0, count = 0;
     double v_norm = w.top[V_NORM * pitch + bh], k_norm = w.k_norm[bh * w.p.n + j];
     load_row(k, w.p.a_dtype, w.k, sat_heads_at(&t.k, b, kv, j), t.dim);
-    load_row(v, w.p.a_dtype, w.v, sat_heads_at(&t.v, b, kv, j), t.dim);
+    load_row(v, w.p.a_dtype, w.v, sat_heads_at(&t.v, b, kv, j), sat_value_dim(&t));
     sat_range r = sat_queries_of(&w.mask, j);
     for (int64_t h = kv * share; h < (kv + 1) * share; h++)
         for (int64_t begin = r.begin; begin < r.end;) {
@@ -334,19 +346,19 @@ template <int PER> __device__ static void key_line(const job &w, int64_t g, doub
             for (int64_t i = begin + threadIdx.x / 32; stored && i < end; i += WARPS) {
                 int64_t at = (b * t.heads + h) * w.p.m + i;
                 load_row(q, w.p.a_dtype, w.q, sat_heads_at(&t.q, b, h, i), t.dim);
-                load_row(d, w.p.a_dtype, w.d, sat_heads_at(&t.do_, b, h, i), t.dim);
+                load_row(d, w.p.a_dtype, w.d, sat_heads_at(&t.do_, b, h, i), sat_value_dim(&t));
                 double magnitude = fabs(w.p.alpha) * w.q_norm[at] * k_norm;
                 pair x = pair_of(w.p, w.far, w.p.alpha * dot(q, k), dot(d, v), w.lse[at], w.delta[at], w.delta_loss[at],
                                  magnitude, w.d_norm[at], v_norm);
                 add(dk, q, x.ds * w.p.alpha), add(dv, d, x.weight);
-                dk_squares += x.ds * x.ds, dk_errors += x.ds_error * x.ds_error, count += sat_counts(w.far, x.weight);
+                dk_squares += x.ds * x.ds, dk_errors += x.ds_error * x.ds_error, count += sat_counts(w.lone, x.weight);
                 dk_sizes += x.size * x.size;
                 dv_squares += x.weight * x.weight, dv_errors += x.weight_error * x.weight_error;
             }
             begin = end;
         }
     join(part, dk, s.value + g * t.dim, t.dim);
-    join(part, dv, w.e.set[2].value + g * t.dim, t.dim);
+    join(part, dv, w.e.set[2].value + g * sat_value_dim(&t), sat_value_dim(&t));
     dk_squares = join_one(dk_squares), dk_errors = join_one(dk_errors), count = join_one(count);
     dk_sizes = join_one(dk_sizes), dv_squares = join_one(dv_squares), dv_errors = join_one(dv_errors);
     if (threadIdx.x) return;
@@ -358,6 +370,26 @@ template <int PER> __device__ static void key_line(const job &w, int64_t g, doub
     double magnitude = fabs(w.p.alpha) * q_norm * w.top[K_NORM * pitch + bh];
     bound_gradient(w.p, w.far, s, g, w.p.alpha, dk_squares, dk_errors, dk_sizes, count, q_largest, magnitude);
     bound_gradient(w.p, w.far, w.e.set[2], g, 1, dv_squares, dv_errors, dv_squares, count, d_largest, magnitude);
+}
+
+/* The gradient of a head's sink, of the whole batch: it is a line of every item. A CTA has a head. */
+static __global__ void __launch_bounds__(WARPS * 32) sink_lines(job w) {
+    const sat_lines &s = w.e.set[3];
+    int64_t h = blockIdx.x;
+    double sink = sink_of(w, h), sum = 0, squares = 0, errors = 0, error_squares = 0;
+    for (int64_t row = threadIdx.x / 32; row < w.p.batch * w.p.m && !isinf(sink); row += WARPS) {
+        int64_t at = (row / w.p.m * s.heads + h) * w.p.m + row % w.p.m;
+        double lse = w.lse[at], weight = exp(sink - lse), term = weight * w.delta[at];
+        double error = sat_sink_loss(&w.p, sink, lse, weight, w.delta[at], w.delta_loss[at]);
+        sum -= term, squares += term * term, errors += error, error_squares += error * error;
+    }
+    sum = join_one(sum), squares = join_one(squares);
+    errors = join_one(errors), error_squares = join_one(error_squares);
+    for (int64_t b = threadIdx.x; b < w.p.batch; b += WARPS * 32) {
+        int64_t line = b * s.heads + h;
+        s.value[line] = sum, s.wide[line] = sat_sink_bound(&w.p, error_squares, errors, squares);
+        s.rel[line] = 0x1p-23, s.scale[line] = sqrt(squares);
+    }
 }
 
 template <int PER> static __global__ void __launch_bounds__(WARPS * 32) query_lines(job w) {
@@ -376,7 +408,7 @@ template <int PER> static __global__ void __launch_bounds__(WARPS * 32) key_line
 
 static __global__ void compare_lines(job w, int set, sat_heads place, const void *got) {
     const sat_lines &s = w.e.set[set];
-    sat_dtype dtype = s.operand == 4 ? SAT_F32 : w.p.c_dtype;
+    sat_dtype dtype = s.operand == 4 || s.operand == 10 ? SAT_F32 : w.p.c_dtype;
     int64_t all = line_count(&w.p, &s);
     double most = set == 0 && w.p.op == SAT_ATTENTION ? *w.e.most * (1 + 0x1p-4) : INFINITY; /* whatever P became */
     for (int64_t g = blockIdx.x; g < all; g += gridDim.x) {
@@ -398,11 +430,12 @@ static __global__ void compare_lines(job w, int set, sat_heads place, const void
 
 static job make_job(const sat_trial *t, const expectation *e) {
     job w = {};
-    w.far = t->fill_case == SAT_FILL_FAR;
+    w.far = t->fill_case == SAT_FILL_FAR, w.lone = w.far && t->problem->attention.softcap == 0;
     w.p = *t->problem, w.mask = sat_device_mask_of(t->problem, t->pattern), w.e = *e;
     w.q = t->operands[0], w.k = t->operands[1], w.v = t->operands[2];
     if (t->problem->op == SAT_ATTENTION_BACKWARD)
         w.o = t->operands[3], w.lse = (const float *)t->operands[4], w.d = t->operands[5];
+    if (t->problem->attention.sinks) w.sinks = (const float *)t->operands[sat_sinks_at(t->problem)];
     return w;
 }
 
@@ -411,26 +444,28 @@ template <int PER> static void work_out(const job &w, cudaStream_t stream) {
     bool back = w.p.op == SAT_ATTENTION_BACKWARD;
     int64_t queries = w.p.batch * t.heads * w.p.m, keys = w.p.batch * t.kv_heads * w.p.n, pitch = w.p.batch * t.heads;
     const int threads = WARPS * 32;
+    const int64_t value_dim = sat_value_dim(&t);
     unsigned of_queries = sat_blocks(queries, WARPS), of_keys = sat_blocks(keys, WARPS);
     auto top = [&](int which) { return w.top + which * pitch; };
     if (keys > 0) {
-        measure<PER><<<of_keys, threads, 0, stream>>>(w, w.k, t.k, t.kv_heads, w.p.n, w.k_norm, top(K_LARGEST),
+        measure<PER><<<of_keys, threads, 0, stream>>>(w, w.k, t.k, t.kv_heads, w.p.n, t.dim, w.k_norm, top(K_LARGEST),
                                                       top(K_NORM), NULL);
-        measure<PER><<<of_keys, threads, 0, stream>>>(w, w.v, t.v, t.kv_heads, w.p.n, NULL, top(V_LARGEST), top(V_NORM),
-                                                      w.e.most);
+        measure<PER><<<of_keys, threads, 0, stream>>>(w, w.v, t.v, t.kv_heads, w.p.n, value_dim, NULL, top(V_LARGEST),
+                                                      top(V_NORM), w.e.most);
     }
     if (!back) {
         if (queries > 0) forward_lines<PER><<<sat_blocks(line_count(&w.p, &w.e.set[0]), 1), threads, 0, stream>>>(w);
         return;
     }
     if (queries > 0) {
-        measure<PER><<<of_queries, threads, 0, stream>>>(w, w.q, t.q, t.heads, w.p.m, w.q_norm, top(Q_LARGEST),
+        measure<PER><<<of_queries, threads, 0, stream>>>(w, w.q, t.q, t.heads, w.p.m, t.dim, w.q_norm, top(Q_LARGEST),
                                                          top(Q_NORM), NULL);
-        measure<PER><<<of_queries, threads, 0, stream>>>(w, w.d, t.do_, t.heads, w.p.m, w.d_norm, top(D_LARGEST),
-                                                         top(D_NORM), NULL);
+        measure<PER><<<of_queries, threads, 0, stream>>>(w, w.d, t.do_, t.heads, w.p.m, value_dim, w.d_norm,
+                                                         top(D_LARGEST), top(D_NORM), NULL);
         find_delta<PER><<<of_queries, threads, 0, stream>>>(w);
         query_lines<PER><<<sat_blocks(line_count(&w.p, &w.e.set[0]), 1), threads, 0, stream>>>(w);
     }
+    if (t.sinks) sink_lines<<<(unsigned)t.heads, threads, 0, stream>>>(w);
     if (keys > 0) key_lines<PER><<<sat_blocks(line_count(&w.p, &w.e.set[1]), 1), threads, 0, stream>>>(w);
 }
 
@@ -472,11 +507,11 @@ static sat_status expect(const sat_trial *t, sat_probe probe, uint64_t seed, voi
     }
     cudaError_t error = cudaMemsetAsync(e->memory, 0, (char *)e->result - (char *)e->memory, stream);
     if (error == cudaSuccess) {
-        int64_t dim = p->attention.dim;
+        int64_t dim = sat_max(p->attention.dim, sat_value_dim(&p->attention));
         if (dim <= 64) work_out<2>(w, stream);
         else if (dim <= 128) work_out<4>(w, stream);
         else if (dim <= 256) work_out<8>(w, stream);
-        else work_out<LARGEST_DIM / 32>(w, stream);
+        else work_out<SAT_ATTENTION_MAX_DIM / 32>(w, stream);
         error = cudaGetLastError();
     }
     sat_status status = finish_expectation(e, error, stream, out);
@@ -485,19 +520,20 @@ static sat_status expect(const sat_trial *t, sat_probe probe, uint64_t seed, voi
 }
 
 static void words(char *to, size_t size, const outcome *o) {
-    static const char *const names[] = {"q", "k", "v", "o", "lse", "do", "dq", "dk", "dv"};
+    static const char *const names[] = {"q", "k", "v", "o", "lse", "do", "dq", "dk", "dv", "sinks", "dsinks"};
     snprintf(to, size, "%s: head %lld (over the batch), row %lld, element %lld: off by %.3g where rounding allows %.3g",
              names[o->kind], o->head, o->line, o->column, fabs(o->got - o->want), o->bound);
 }
 
 static sat_heads place_of(const sat_problem *p, int operand) {
     const sat_attention *t = &p->attention;
-    const sat_heads lse = {t->heads * p->m, p->m, 1};
+    const sat_heads lse = {t->heads * p->m, p->m, 1}, sinks = {0, 1, 1};
     switch (operand) {
     case 3: return t->o;
     case 4: return lse;
     case 6: return t->dq;
     case 7: return t->dk;
+    case 10: return sinks;
     default: return t->dv;
     }
 }

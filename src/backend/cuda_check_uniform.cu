@@ -19,7 +19,7 @@ size_t sat_cuda_uniform_bytes(const sat_problem *p, const sat_pattern_view *a) {
 /* The sums of one cell, to the place of the next one: a CTA has a cell. */
 static __global__ void sum_cells(const __grid_constant__ sat_uniform u, bool of_queries) {
     const sat_uniform_side *s = of_queries ? &u.queries : &u.keys;
-    int64_t dim = u.p.attention.dim, all = u.p.batch * s->heads * s->cells;
+    int64_t dim = sat_uniform_dim(&u.p, of_queries), all = u.p.batch * s->heads * s->cells;
     for (int64_t at = blockIdx.x; at < all; at += gridDim.x) {
         int64_t bh = at / s->cells, cell = at % s->cells;
         double *to = s->table + (bh * (s->cells + 1) + cell + 1) * s->width;
@@ -53,7 +53,7 @@ static __global__ void make_queries(const __grid_constant__ sat_uniform u) {
         int64_t bh = at / u.p.m, b = bh / t.heads, h = bh % t.heads, i = at % u.p.m, kv = h / (t.heads / t.kv_heads);
         int64_t kept = sat_uniform_count(&u.mask, h, i), first = sat_heads_at(&t.v, b, kv, 0);
         double s = 0, delta = 0, delta_size = 0, d_size = 0;
-        for (int64_t x = threadIdx.x % 32; kept && x < t.dim; x += 32) {
+        for (int64_t x = threadIdx.x % 32; kept && x < sat_value_dim(&t); x += 32) {
             double d = sat_device_load(u.p.a_dtype, u.d, sat_heads_at(&t.do_, b, h, i) + x);
             double o = sat_device_load(u.p.a_dtype, u.o, sat_heads_at(&t.o, b, h, i) + x);
             double v = sat_device_load(u.p.a_dtype, u.v, first + x);
@@ -70,10 +70,12 @@ static __global__ void make_queries(const __grid_constant__ sat_uniform u) {
 
 struct run {
     sat_uniform u;
-    const void *o, *dk, *dv; /* o: or dQ */
-    const float *lse;
+    const void *o, *dk, *dv;           /* o: or dQ */
+    const float *lse, *sinks, *dsinks; /* sinks: NULL where there are none */
     outcome *result;
 };
+
+__device__ static double sink_of(const run &r, int64_t head) { return r.sinks ? (double)r.sinks[head] : -INFINITY; }
 
 __device__ static void compare_one(const run &r, int operand, int64_t bh, int64_t row, int64_t x, double got,
                                    double want, double bound) {
@@ -89,7 +91,8 @@ static __global__ void compare_queries(const __grid_constant__ run r) {
     for (int64_t at = blockIdx.x; at < all; at += gridDim.x) {
         int64_t bh = at / chunks, b = bh / t.heads, h = bh % t.heads;
         sat_range lines = sat_uniform_chunk(u.p.m, u.mask.block_rows, at % chunks);
-        for (int64_t x = threadIdx.x; x < t.dim; x += blockDim.x) {
+        double sink = sink_of(r, h);
+        for (int64_t x = threadIdx.x; x < (back ? t.dim : sat_value_dim(&t)); x += blockDim.x) {
             sat_range now = {0, 0};
             sat_uniform_sum sum;
             memset(&sum, 0, sizeof sum);
@@ -98,11 +101,11 @@ static __global__ void compare_queries(const __grid_constant__ run r) {
                 sat_uniform_slide(&u, &u.keys, b, h, i, &now, sat_keys_of(&u.mask, i), x, &sum);
                 if (back)
                     want = sat_uniform_dq(&u, &u.query[bh * u.p.m + i], sum.x[0][0], sum.x[1][0], sum.count, &bound);
-                else want = sat_uniform_o(&u, sum.x[0][0], sum.count, &bound);
+                else want = sat_uniform_o_with(&u, sink, sum.x[0][0], sum.count, &bound);
                 double got = sat_device_load(u.p.c_dtype, r.o, sat_heads_at(back ? &t.dq : &t.o, b, h, i) + x);
                 compare_one(r, back ? 6 : 3, bh, i, x, got, want, bound);
                 if (x > 0 || !t.lse) continue;
-                want = sat_uniform_lse(&u.p, sum.count, &bound);
+                want = sat_uniform_lse_with(&u.p, sink, sum.count, &bound);
                 compare_one(r, 4, bh, i, 0, (double)r.lse[bh * u.p.m + i], want, bound);
             }
         }
@@ -134,11 +137,10 @@ __device__ static void compare_few_keys(const run &r, int64_t bh, int64_t first,
         if (j >= end) continue;
         double bound, of_key = sat_device_load(u.p.a_dtype, u.v, sat_heads_at(&t.v, b, kv, j));
         double want = sat_uniform_dk(&u, of_key, s.x[1][0], s.x[2][0], s.square[1], s.count, &bound);
-        double dk = sat_device_load(u.p.c_dtype, r.dk, sat_heads_at(&t.dk, b, kv, j) + x);
-        double dv = sat_device_load(u.p.c_dtype, r.dv, sat_heads_at(&t.dv, b, kv, j) + x);
-        compare_one(r, 7, bh, j, x, dk, want, bound);
+        int64_t at_dk = sat_heads_at(&t.dk, b, kv, j) + x, at_dv = sat_heads_at(&t.dv, b, kv, j) + x;
+        if (x < t.dim) compare_one(r, 7, bh, j, x, sat_device_load(u.p.c_dtype, r.dk, at_dk), want, bound);
         want = sat_uniform_dv(&u, s.x[0][0], s.square[0], s.count, &bound);
-        compare_one(r, 8, bh, j, x, dv, want, bound);
+        if (x < sat_value_dim(&t)) compare_one(r, 8, bh, j, x, sat_device_load(u.p.c_dtype, r.dv, at_dv), want, bound);
     }
 }
 
@@ -148,14 +150,34 @@ static __global__ void compare_keys(const __grid_constant__ run r) {
     for (int64_t at = blockIdx.x; at < all; at += gridDim.x) {
         sat_range lines = sat_uniform_chunk(u.p.n, u.mask.block_cols, at % chunks);
         for (int64_t j = lines.begin; j < lines.end; j += KEY_LINES)
-            for (int64_t x = threadIdx.x; x < u.p.attention.dim; x += blockDim.x)
+            for (int64_t x = threadIdx.x; x < sat_uniform_dim(&u.p, true); x += blockDim.x)
                 compare_few_keys(r, at / chunks, j, lines.end, x);
     }
 }
 
+/* The gradient of a head's sink; a warp has a head. */
+static __global__ void compare_sinks(const __grid_constant__ run r) {
+    const sat_uniform &u = r.u;
+    const sat_attention &t = u.p.attention;
+    int64_t h = blockIdx.x;
+    double sink = sink_of(r, h), sum = 0, squares = 0, errors = 0, error_squares = 0;
+    for (int64_t row = threadIdx.x; row < u.p.batch * u.p.m && !isinf(sink); row += 32) {
+        int64_t at = (row / u.p.m * t.heads + h) * u.p.m + row % u.p.m;
+        const sat_uniform_query &q = u.query[at];
+        double lse = (double)u.lse[at], weight = exp(sink - lse), term = weight * q.delta;
+        double error = sat_sink_loss(&u.p, sink, lse, weight, q.delta, q.delta_off);
+        sum -= term, squares += term * term, errors += error, error_squares += error * error;
+    }
+    sum = warp_sum(sum), squares = warp_sum(squares), errors = warp_sum(errors),
+    error_squares = warp_sum(error_squares);
+    if (threadIdx.x) return;
+    double bound = sat_sink_bound(&u.p, error_squares, errors, squares) + 0x1p-23 * fabs(sum);
+    compare_one(r, 10, h, 0, 0, (double)r.dsinks[h], sum, bound);
+}
+
 /* ---- the host's side ---- */
 
-static int threads_of(const sat_problem *p) { return (int)sat_min(256, (p->attention.dim + 31) / 32 * 32); }
+static int threads_of(const sat_problem *p) { return (int)sat_min(256, (sat_uniform_dim(p, true) + 31) / 32 * 32); }
 
 static void fill_table(const sat_uniform &u, bool of_queries, cudaStream_t stream) {
     const sat_uniform_side *s = of_queries ? &u.queries : &u.keys;
@@ -191,7 +213,7 @@ sat_status sat_cuda_uniform_expect(const sat_trial *t, void **out) {
 }
 
 static void words(char *to, size_t size, const outcome *o) {
-    static const char *const names[] = {"q", "k", "v", "o", "lse", "do", "dq", "dk", "dv"};
+    static const char *const names[] = {"q", "k", "v", "o", "lse", "do", "dq", "dk", "dv", "sinks", "dsinks"};
     snprintf(
         to, size,
         "%s: head %lld (over the batch), row %lld, element %lld is %.9g; with all weights equal it is %.9g to within "
@@ -210,10 +232,13 @@ sat_status sat_cuda_uniform_compare(const sat_trial *t, const void *expectation_
     r.u = e->u, r.result = e->result, r.o = t->operands[sat_uniform_backward(p) ? 6 : 3];
     if (sat_uniform_backward(p)) r.dk = t->operands[7], r.dv = t->operands[8];
     else if (s->lse) r.lse = (const float *)t->operands[4];
+    if (s->sinks) r.sinks = (const float *)t->operands[sat_sinks_at(p)];
+    if (s->sinks && sat_uniform_backward(p)) r.dsinks = (const float *)t->operands[sat_sinks_at(p) + 1];
     int64_t queries = p->batch * s->heads * sat_uniform_chunks(p->m, t->pattern->block_rows);
     int64_t keys = p->batch * s->kv_heads * sat_uniform_chunks(p->n, t->pattern->block_cols);
     if (queries > 0) compare_queries<<<sat_blocks(queries, 1), threads_of(p), 0, stream>>>(r);
     if (keys > 0 && sat_uniform_backward(p)) compare_keys<<<sat_blocks(keys, 1), threads_of(p), 0, stream>>>(r);
+    if (r.dsinks) compare_sinks<<<(unsigned)s->heads, 32, 0, stream>>>(r);
     sat_status status = fetch_outcome(e->result, stream, words, finding);
     sat_cuda_leave(t->device, before);
     return status;

@@ -76,19 +76,19 @@ SAT_BOTH static inline double sat_delta_loss(const sat_problem *p, double d_norm
 
 /* A score as it is weighed, and by how much a change of s changes it: at most by as much. */
 SAT_BOTH static inline double sat_capped(const sat_problem *p, double s) {
-    double cap = sat_softcap(&p->attention);
+    double cap = p->attention.softcap;
     return cap != 0 ? cap * tanh(s / cap) : s;
 }
 
 SAT_BOTH static inline double sat_cap_slope(const sat_problem *p, double s) {
-    double cap = sat_softcap(&p->attention), t = cap != 0 ? tanh(s / cap) : 0;
+    double cap = p->attention.softcap, t = cap != 0 ? tanh(s / cap) : 0;
     return 1 - t * t;
 }
 
 /* What that slope may be off by. 1 - t*t is good for a few units of 1; and the slope's own slope is at most 0.77/cap,
  * which an error of the score meets. Scores that are far apart are 0 or so far beyond the cap that it is 0. */
 SAT_BOTH static inline double sat_slope_loss(const sat_problem *p, bool far, double magnitude) {
-    double u = sat_unit(p->compute_dtype), cap = sat_softcap(&p->attention);
+    double u = sat_unit(p->compute_dtype), cap = p->attention.softcap;
     if (cap == 0) return 0;
     return fmin(1.0, 34 * u + (far ? 0 : 0.77 * magnitude * (sat_dot_loss(p) + 2 * u) / cap));
 }
@@ -99,7 +99,7 @@ SAT_BOTH static inline sat_row_loss sat_loss_of(const sat_problem *p, bool far, 
                                                 double depth) {
     double u = sat_unit(p->compute_dtype), dots = far ? 0 : magnitude * sat_dot_loss(p);
     sat_row_loss e = {.sum = 2 * (depth + 8) * u}; /* twice: what is rescaled is rounded again */
-    double cap = sat_softcap(&p->attention);
+    double cap = p->attention.softcap;
     if (cap != 0) {
         dots += 8 * fmin(cap, magnitude) * u;
         if (far) magnitude = fmin(cap, magnitude);
@@ -141,14 +141,15 @@ SAT_BOTH static inline double sat_walk_bound(const sat_problem *p, sat_row_loss 
 
 /* The gradient of a head's sink: -sum of exp(sink - lse)*delta over its queries, of the whole batch. What one term may
  * be off by: exp of a difference of two numbers, and delta. */
-static inline double sat_sink_loss(const sat_problem *p, double sink, double lse, double weight, double delta,
-                                   double delta_off) {
+SAT_BOTH static inline double sat_sink_loss(const sat_problem *p, double sink, double lse, double weight, double delta,
+                                            double delta_off) {
     double u = sat_unit(p->compute_dtype) + 0x1p-24; /* LSE and sinks are f32, and so may be their difference */
     return weight * (fabs(delta) * (fabs(sink) + fabs(lse) + 16) * u + delta_off);
 }
 
 /* Errors of queries are independent of each other, and add up as a random walk does, unless queries have one place. */
-static inline double sat_sink_bound(const sat_problem *p, double error_squares, double errors, double squares) {
+SAT_BOTH static inline double sat_sink_bound(const sat_problem *p, double error_squares, double errors,
+                                             double squares) {
     const sat_attention *t = &p->attention;
     const sat_heads *const list[] = {&t->q, &t->do_};
     double terms = (double)(p->m * p->batch), walk = SAT_SURE * sqrt(error_squares);

@@ -51,9 +51,7 @@ typedef struct sat_uniform_side {
 typedef struct sat_uniform_query {
     double weight, slope, shift;         /* 1/C, s/C, delta/C */
     double dv_square, dk_square, dq_off; /* squares of what one term may be off by, without max|dO| or max|q|; dq's */
-#ifndef __CUDACC__
-    double delta, delta_off; /* for the gradient of its head's sink */
-#endif
+    double delta, delta_off;             /* for the gradient of its head's sink */
 } sat_uniform_query;
 
 typedef struct sat_uniform {
@@ -173,7 +171,7 @@ SAT_BOTH static inline sat_range sat_uniform_chunk(int64_t rows, int64_t block, 
 SAT_LINE static inline void sat_uniform_load(double *to, sat_dtype t, const void *from, int64_t at, int64_t x,
                                              int64_t dim) {
 #ifdef __CUDACC__
-    (void)dim, to[0] = sat_device_load(t, from, at + x);
+    to[0] = x < dim ? sat_device_load(t, from, at + x) : 0;
 #else
     int64_t count = sat_max(0, sat_min(SAT_LANES, dim - x));
     for (int64_t e = count; e < SAT_LANES; e++) to[e] = 0;
@@ -334,7 +332,8 @@ SAT_BOTH static inline double sat_uniform_lse(const sat_problem *p, int64_t kept
 
 /* The same where each query keeps a sink too, which is worth exp(sink) keys with values of zeros: exp is good for a few
  * units, and for those of the sink. */
-static inline double sat_uniform_o_with(const sat_uniform *u, double sink, double sum, int64_t kept, double *bound) {
+SAT_BOTH static inline double sat_uniform_o_with(const sat_uniform *u, double sink, double sum, int64_t kept,
+                                                 double *bound) {
     double want = sat_uniform_o(u, sum, kept, bound), keys = (double)kept;
     if (kept == 0 || isinf(sink)) return want;
     double factor = keys / (keys + exp(sink));
@@ -343,7 +342,7 @@ static inline double sat_uniform_o_with(const sat_uniform *u, double sink, doubl
     return want * factor;
 }
 
-static inline double sat_uniform_lse_with(const sat_problem *p, double sink, int64_t kept, double *bound) {
+SAT_BOTH static inline double sat_uniform_lse_with(const sat_problem *p, double sink, int64_t kept, double *bound) {
     double want = sat_uniform_lse(p, kept, bound);
     if (isinf(sink)) return want;
     want = log((double)kept + exp(sink));
@@ -365,9 +364,7 @@ SAT_BOTH static inline sat_uniform_query sat_uniform_query_of(const sat_uniform 
     /* O is given, rounded; a kernel may also use what it was before that */
     double delta_off = delta_size * (2.002 * sat_unit(p->c_dtype) + sat_value_loss(p)) +
                        d_size * (sat_uniform_slack(u, count) * u->v_most + sat_tiny(p->c_dtype));
-#ifndef __CUDACC__
     q.delta = delta, q.delta_off = delta_off;
-#endif
     int64_t share = p->attention.heads / p->attention.kv_heads;
     int64_t elements = sat_uniform_elements(p);
     double of_keys = sat_loss_of_sum(p, u->backend, p->m * share, elements).most;

@@ -35,9 +35,7 @@ static int64_t head_size(draw *d, const sat_variant *v) {
     return 8 * rng_between(d->r, 1, rng_chance(d->r, 0.3) ? 32 : 12);
 }
 
-// What no CUDA variant takes yet.
 static void choose_options(draw *d, const sat_variant *v, sat_attention *t) {
-    if (v->backend != SAT_CPU) return;
     if (wildly(d, 0.2)) t->dim = rng_between(d->r, 1, rng_chance(d->r, 0.05) ? 576 : 100); // no multiple of 8
     if (wildly(d, 0.2)) t->value_dim = rng_chance(d->r, 0.3) ? rng_between(d->r, 1, 100) : head_size(d, v);
     static const double caps[] = {0.5, 1, 5, 30, 50};

@@ -1,9 +1,10 @@
 // cuda_attention_backward_mma: the gradients of fused attention on tensor cores by mma.sync, dense and block-sparse,
 // from sm_80 on.
 //
-// f16 and bf16, head sizes up to 256, padded in shared memory to 64, 96, 128 or 256. Rows must begin on 16 bytes. Three
-// kernels: the statistics of each query (attention_device.cuh), then dQ by tiles of queries, then dK and dV by tiles of
-// keys. Every sum is made in one order and nothing is added up in memory, so the result is deterministic.
+// f16 and bf16, head sizes up to 256, padded in shared memory to 64, 96, 128 or 256. With OPTIONS values may be of
+// another size than keys, rows may begin anywhere, and there are soft caps and sinks. Three kernels: the statistics of
+// each query (attention_device.cuh), then dQ by tiles of queries, then dK and dV by tiles of keys. Every sum is made in
+// one order and nothing is added up in memory, so the result is deterministic.
 //
 // Both gradient kernels are one template. With P = exp(scale*S - LSE) where kept and dS = P*(dP - delta):
 //
@@ -26,6 +27,7 @@ struct kernel_args {
     int64_t head_stride;
     int dim;
     float scale_log2, scale; // scale_log2: scale*log2(e)
+    attention_options options;
 };
 
 // ---- shared memory: two operands of own rows, two stages of two operands and statistics, kept bits ----
@@ -60,8 +62,18 @@ struct step_cursor {
     int head, end_head, step;
 };
 
+// The rows of operand `k` of a side: the first is of keys' size, the second of values'.
+template <typename S, int ROWS, bool OPTIONS>
+__device__ __forceinline__ void load_rows(const kernel_args &x, uint32_t to, const char *from, int64_t stride,
+                                          int count, int k) {
+    if constexpr (OPTIONS)
+        attention_load_any<ROWS, S::D, S::THREADS>(to, from, stride, count, k ? x.options.value_dim : x.dim,
+                                                   x.options.aligned);
+    else attention_load_rows<ROWS, S::D, S::THREADS>(to, from, stride, count, x.dim);
+}
+
 // Begins to copy the next step into a stage; false: there is none.
-template <typename S>
+template <typename S, bool OPTIONS>
 __device__ __forceinline__ bool load_step(const kernel_args &x, const attention_work &work, step_info *to,
                                           step_cursor &at, uint32_t stage) {
     for (; at.head < at.end_head; at.head++, at.step = 0) {
@@ -71,9 +83,9 @@ __device__ __forceinline__ bool load_step(const kernel_args &x, const attention_
         int head = S::BY_KEY ? at.head : at.head / x.schedule.heads_per_kv;
 #pragma unroll
         for (int k = 0; k < 2; k++)
-            attention_load_rows<S::BN, S::D, S::THREADS>(
-                stage + k * S::TILE, x.other[k] + 2 * sat_heads_at(&x.other_at[k], work.batch, head, t.first),
-                2 * x.other_at[k].row_stride, t.count, x.dim);
+            load_rows<S, S::BN, OPTIONS>(x, stage + k * S::TILE,
+                                         x.other[k] + 2 * sat_heads_at(&x.other_at[k], work.batch, head, t.first),
+                                         2 * x.other_at[k].row_stride, t.count, k);
         int thread = reread_thread_index();
         if (S::BY_KEY)
             for (int i = thread; i < S::BN; i += S::THREADS) {
@@ -133,9 +145,32 @@ __device__ __forceinline__ void mask_weights(float (&p)[S::MT][S::BN / 8][4], co
     }
 }
 
+// ---- weights, with options ----
+
+// Products of Q and K become weights, and those of dO and V dS.
+template <typename S>
+__device__ __forceinline__ void weigh(float (&s)[S::MT][S::BN / 8][4], float (&d)[S::MT][S::BN / 8][4],
+                                      const kernel_args &x, const float *statistics, const float (&row_lse)[S::MT][2],
+                                      const float (&row_delta)[S::MT][2]) {
+#pragma unroll
+    for (int j = 0; j < S::BN / 8; j++) {
+        float2 lse = S::BY_KEY ? *(const float2 *)(statistics + j * 8) : make_float2(0, 0);
+        float2 delta = S::BY_KEY ? *(const float2 *)(statistics + S::BN + j * 8) : make_float2(0, 0);
+#pragma unroll
+        for (int i = 0; i < S::MT; i++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                float &p = s[i][j][e], slope = 1;
+                if (x.options.cap != 0) p = tanhf(p * x.options.cap), slope -= p * p;
+                p = attention_exp2(fmaf(p, x.scale_log2, -(S::BY_KEY ? e % 2 ? lse.y : lse.x : row_lse[i][e / 2])));
+                d[i][j][e] = p * slope * (d[i][j][e] - (S::BY_KEY ? e % 2 ? delta.y : delta.x : row_delta[i][e / 2]));
+            }
+    }
+}
+
 // ---- kernel ----
 
-template <typename MATH, typename S>
+template <typename MATH, typename S, bool OPTIONS>
 static __global__ void __launch_bounds__(S::THREADS, S::CTAS)
     attention_backward(const __grid_constant__ kernel_args x) {
     typedef typename MATH::element E;
@@ -150,13 +185,13 @@ static __global__ void __launch_bounds__(S::THREADS, S::CTAS)
         attention_work work = attention_work_at(x.schedule, blockIdx.x / S::COLUMN_CTAS);
 #pragma unroll
         for (int k = 0; k < 2; k++)
-            attention_load_rows<S::BM, S::D, S::THREADS>(
-                own + k * S::OWN, x.own[k] + 2 * sat_heads_at(&x.own_at[k], work.batch, work.head, work.t.first),
-                2 * x.own_at[k].row_stride, work.t.end - work.t.first, x.dim);
+            load_rows<S, S::BM, OPTIONS>(x, own + k * S::OWN,
+                                         x.own[k] + 2 * sat_heads_at(&x.own_at[k], work.batch, work.head, work.t.first),
+                                         2 * x.own_at[k].row_stride, work.t.end - work.t.first, k);
         at.head = S::BY_KEY ? work.head * x.schedule.heads_per_kv : work.head;
         at.end_head = at.head + (S::BY_KEY ? x.schedule.heads_per_kv : 1);
         at.step = 0;
-        more = load_step<S>(x, work, &cta.step[0], at, ring);
+        more = load_step<S, OPTIONS>(x, work, &cta.step[0], at, ring);
         cp_async_commit_group();
         if (threadIdx.x == 0) cta.work = work;
         int64_t rows = ((int64_t)work.batch * x.schedule.heads + work.head) * x.head_stride;
@@ -177,44 +212,60 @@ static __global__ void __launch_bounds__(S::THREADS, S::CTAS)
         uint32_t stage = ring + step % 2 * S::STAGE;
         cp_async_wait_group<0>();
         __syncthreads(); // the stage is full, and every warp has read the other one
-        more = load_step<S>(x, cta.work, &cta.step[(step + 1) % 2], at, ring + (step + 1) % 2 * S::STAGE);
+        more = load_step<S, OPTIONS>(x, cta.work, &cta.step[(step + 1) % 2], at, ring + (step + 1) % 2 * S::STAGE);
         cp_async_commit_group();
         float s[S::MT][S::BN / 8][4], d[S::MT][S::BN / 8][4];
         uint32_t p[S::MT][S::BN / 16][4];
         attention_mma_abt<MATH, S::MT, S::BN, S::D, S::PITCH>(s, warp_own + attention_lane_a<S::PITCH>(),
                                                               stage + attention_lane_bt<S::PITCH>());
         const float *statistics = (const float *)(memory + (stage - own) + 2 * S::TILE) + lane % 4 * 2;
+        if constexpr (OPTIONS) { // both products first: what a soft cap leaves of dS follows from the score
+            attention_mma_abt<MATH, S::MT, S::BN, S::D, S::PITCH>(d, warp_own + S::OWN + attention_lane_a<S::PITCH>(),
+                                                                  stage + S::TILE + attention_lane_bt<S::PITCH>());
+            weigh<S>(s, d, x, statistics, row_lse, row_delta);
+            if (cta.step[step % 2].t.edge) {
+                mask_weights<S>(s, x, cta.work, cta.step[step % 2], (uint64_t *)(memory + S::KEPT_OFFSET));
+                mask_weights<S>(d, x, cta.work, cta.step[step % 2], (uint64_t *)(memory + S::KEPT_OFFSET));
+            }
+            if (S::BY_KEY) { // dV += P*dO
+                attention_pack_operand<E, S::MT, S::BN>(p, s);
+                attention_mma_pb<MATH, S::MT, S::BN, S::N, S::PITCH>(
+                    sums[S::SUMS - 1], p, stage + S::TILE + attention_lane_a<S::PITCH>() + column_cta * S::N * 2);
+            }
+            attention_pack_operand<E, S::MT, S::BN>(p, d);
+        } else {
 #pragma unroll
-        for (int j = 0; j < S::BN / 8; j++) {
-            float2 l = S::BY_KEY ? *(const float2 *)(statistics + j * 8) : make_float2(0, 0);
+            for (int j = 0; j < S::BN / 8; j++) {
+                float2 l = S::BY_KEY ? *(const float2 *)(statistics + j * 8) : make_float2(0, 0);
 #pragma unroll
-            for (int i = 0; i < S::MT; i++)
+                for (int i = 0; i < S::MT; i++)
 #pragma unroll
-                for (int e = 0; e < 4; e++)
-                    s[i][j][e] = attention_exp2(
-                        fmaf(s[i][j][e], x.scale_log2, -(S::BY_KEY ? e % 2 ? l.y : l.x : row_lse[i][e / 2])));
-        }
-        if (cta.step[step % 2].t.edge)
-            mask_weights<S>(s, x, cta.work, cta.step[step % 2], (uint64_t *)(memory + S::KEPT_OFFSET));
-        if (S::BY_KEY) { // dV += P*dO
+                    for (int e = 0; e < 4; e++)
+                        s[i][j][e] = attention_exp2(
+                            fmaf(s[i][j][e], x.scale_log2, -(S::BY_KEY ? e % 2 ? l.y : l.x : row_lse[i][e / 2])));
+            }
+            if (cta.step[step % 2].t.edge)
+                mask_weights<S>(s, x, cta.work, cta.step[step % 2], (uint64_t *)(memory + S::KEPT_OFFSET));
+            if (S::BY_KEY) { // dV += P*dO
+                attention_pack_operand<E, S::MT, S::BN>(p, s);
+                attention_mma_pb<MATH, S::MT, S::BN, S::N, S::PITCH>(
+                    sums[S::SUMS - 1], p, stage + S::TILE + attention_lane_a<S::PITCH>() + column_cta * S::N * 2);
+            }
+            attention_mma_abt<MATH, S::MT, S::BN, S::D, S::PITCH>(d, warp_own + S::OWN + attention_lane_a<S::PITCH>(),
+                                                                  stage + S::TILE + attention_lane_bt<S::PITCH>());
+#pragma unroll
+            for (int j = 0; j < S::BN / 8; j++) {
+                float2 l = S::BY_KEY ? *(const float2 *)(statistics + S::BN + j * 8) : make_float2(0, 0);
+#pragma unroll
+                for (int i = 0; i < S::MT; i++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++)
+                        s[i][j][e] *= d[i][j][e] - (S::BY_KEY ? e % 2 ? l.y : l.x : row_delta[i][e / 2]);
+            }
             attention_pack_operand<E, S::MT, S::BN>(p, s);
-            attention_mma_pb<MATH, S::MT, S::BN, S::N, S::PITCH>(
-                sums[S::SUMS - 1], p, stage + S::TILE + attention_lane_a<S::PITCH>() + column_cta * S::N * 2);
         }
-        attention_mma_abt<MATH, S::MT, S::BN, S::D, S::PITCH>(d, warp_own + S::OWN + attention_lane_a<S::PITCH>(),
-                                                              stage + S::TILE + attention_lane_bt<S::PITCH>());
-#pragma unroll
-        for (int j = 0; j < S::BN / 8; j++) {
-            float2 l = S::BY_KEY ? *(const float2 *)(statistics + S::BN + j * 8) : make_float2(0, 0);
-#pragma unroll
-            for (int i = 0; i < S::MT; i++)
-#pragma unroll
-                for (int e = 0; e < 4; e++)
-                    s[i][j][e] *= d[i][j][e] - (S::BY_KEY ? e % 2 ? l.y : l.x : row_delta[i][e / 2]);
-        }
-        attention_pack_operand<E, S::MT, S::BN>(p, s); // dQ += dS*K, or dK += dS*Q
         attention_mma_pb<MATH, S::MT, S::BN, S::N, S::PITCH>(
-            sums[0], p, stage + attention_lane_a<S::PITCH>() + column_cta * S::N * 2);
+            sums[0], p, stage + attention_lane_a<S::PITCH>() + column_cta * S::N * 2); // dQ += dS*K, or dK += dS*Q
     }
 
     // The epilogue stages the warp's rows of the sums over its own rows.
@@ -226,10 +277,11 @@ static __global__ void __launch_bounds__(S::THREADS, S::CTAS)
 #pragma unroll
         for (int i = 0; i < S::MT; i++) factor[i][0] = factor[i][1] = k == 0 ? x.scale : 1;
         __syncwarp(); // the warp has read its own rows
-        attention_store_rows<E, S::MT, S::N, S::PITCH>(
+        attention_store_rows<E, S::MT, S::N, S::PITCH, OPTIONS>(
             sums[k], factor, warp_own + k * S::OWN,
             x.out[k] + 2 * (sat_heads_at(&x.out_at[k], work.batch, work.head, first) + column_cta * S::N),
-            2 * x.out_at[k].row_stride, work.t.end - first, x.dim - (int)column_cta * S::N);
+            2 * x.out_at[k].row_stride, work.t.end - first,
+            (OPTIONS && k ? x.options.value_dim : x.dim) - (int)column_cta * S::N, x.options.aligned);
     }
 }
 
@@ -237,7 +289,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::CTAS)
 
 struct pass {
     int bm, bn, threads, ctas, bytes, column_ctas;
-    void (*run)(kernel_args);
+    void (*plain)(kernel_args), (*with_options)(kernel_args);
 };
 
 struct instance {
@@ -246,7 +298,14 @@ struct instance {
 };
 
 template <typename MATH, typename S> static constexpr pass pass_of() {
-    return {S::BM, S::BN, S::THREADS, S::CTAS, S::BYTES, S::COLUMN_CTAS, attention_backward<MATH, S>};
+    return {S::BM,
+            S::BN,
+            S::THREADS,
+            S::CTAS,
+            S::BYTES,
+            S::COLUMN_CTAS,
+            attention_backward<MATH, S, false>,
+            attention_backward<MATH, S, true>};
 }
 
 // By key, D, N, BM, BN, warps, CTAs a multiprocessor.
@@ -263,8 +322,12 @@ static constexpr instance instances[] = {
 static const instance *instance_for(const sat_variant *v, const sat_problem *p) {
     if (v->instance.dtype != SAT_F16 && v->instance.dtype != SAT_BF16) return NULL;
     for (const instance &k : v->instance.dtype == SAT_F16 ? instances<sat_f16_math> : instances<sat_bf16_math>)
-        if (p->attention.dim <= k.max_dim) return &k;
+        if (attention_widest(p) <= k.max_dim) return &k;
     return NULL;
+}
+
+static void (*kernel_for(const pass *k, const sat_problem *p))(kernel_args) {
+    return attention_needs_options(p) ? k->with_options : k->plain;
 }
 
 static attention_tiling by_query(const instance *k) { return {k->queries.bm, k->queries.bn, false}; }
@@ -273,13 +336,8 @@ static attention_tiling by_key(const instance *k) { return {k->keys.bn, k->keys.
 // ---- host ----
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    if (!sat_attention_is_plain(p)) return false;
-    const sat_attention *t = &p->attention;
     const instance *k = instance_for(v, p);
-    if (!k || p->a_dtype != v->instance.dtype || p->a_align < 16 || p->c_align < 16) return false;
-    const sat_heads *const all[] = {&t->q, &t->k, &t->v, &t->o, &t->do_, &t->dq, &t->dk, &t->dv};
-    for (const sat_heads *s : all)
-        if (!attention_rows_aligned(s)) return false;
+    if (!k || p->a_dtype != v->instance.dtype) return false;
     if (k->queries.bytes > d->shared_bytes || k->keys.bytes > d->shared_bytes) return false;
     return attention_schedule_fits(p, a, by_query(k)) && attention_schedule_fits(p, a, by_key(k));
 }
@@ -304,8 +362,9 @@ static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pa
 
 static sat_status prepare(const sat_prepare *q, void **out) {
     const instance *k = instance_for(q->variant, q->problem);
-    sat_status status = attention_allow_shared(q, (const void *)k->queries.run, k->queries.bytes);
-    if (status == SAT_OK) status = attention_allow_shared(q, (const void *)k->keys.run, k->keys.bytes);
+    sat_status status = attention_allow_shared(q, (const void *)kernel_for(&k->queries, q->problem), k->queries.bytes);
+    if (status == SAT_OK)
+        status = attention_allow_shared(q, (const void *)kernel_for(&k->keys, q->problem), k->keys.bytes);
     if (status != SAT_OK) return status;
     attention_backward_state *s = (attention_backward_state *)calloc(1, sizeof *s);
     if (!s) return sat_fail(SAT_OUT_OF_MEMORY, "%s: state", q->variant->name);
@@ -324,25 +383,29 @@ static sat_status launch(const sat_launch *l) {
     unsigned queries = attention_work_count(&s->by_query), keys = attention_work_count(&s->by_key);
     const char *q = (const char *)l->operands[0], *key = (const char *)l->operands[1];
     const char *v = (const char *)l->operands[2], *d = (const char *)l->operands[5];
-    float scale_log2 = (float)(p->alpha * 1.44269504088896340736), scale = (float)p->alpha;
+    float scale_log2 = (float)(attention_scale(p) * 1.44269504088896340736), scale = (float)p->alpha;
+    attention_options options = attention_options_of(l);
     if (queries > 0) {
-        sat_status status =
-            p->a_dtype == SAT_F16 ? attention_launch_delta<__half>(l, s) : attention_launch_delta<__nv_bfloat16>(l, s);
+        sat_status status = attention_needs_options(p) ? attention_launch_delta_any(l, s->lse, s->delta, s->head_stride)
+                            : p->a_dtype == SAT_F16    ? attention_launch_delta<__half>(l, s)
+                                                       : attention_launch_delta<__nv_bfloat16>(l, s);
         if (status != SAT_OK) return status;
         kernel_args x = {s->by_query,    {q, d}, {key, v}, {t->q, t->do_}, {t->k, t->v}, {(char *)l->operands[6], NULL},
                          {t->dq, t->dq}, s->lse, s->delta, s->head_stride, (int)t->dim,  scale_log2,
-                         scale};
-        k->queries.run<<<queries *(unsigned)k->queries.column_ctas, k->queries.threads, k->queries.bytes, stream>>>(x);
+                         scale,          options};
+        kernel_for(&k->queries,
+                   p)<<<queries *(unsigned)k->queries.column_ctas, k->queries.threads, k->queries.bytes, stream>>>(x);
     }
     if (keys > 0) {
         kernel_args x = {s->by_key,      {key, v},       {q, d},
                          {t->k, t->v},   {t->q, t->do_}, {(char *)l->operands[7], (char *)l->operands[8]},
                          {t->dk, t->dv}, s->lse,         s->delta,
                          s->head_stride, (int)t->dim,    scale_log2,
-                         scale};
-        k->keys.run<<<keys *(unsigned)k->keys.column_ctas, k->keys.threads, k->keys.bytes, stream>>>(x);
+                         scale,          options};
+        kernel_for(&k->keys, p)<<<keys *(unsigned)k->keys.column_ctas, k->keys.threads, k->keys.bytes, stream>>>(x);
     }
-    return sat_launched(l);
+    sat_status status = sat_launched(l);
+    return status == SAT_OK && t->sinks ? attention_launch_sinks(l, s->delta, s->head_stride) : status;
 }
 
 SAT_FAMILY(cuda_attention_backward_mma) = {

@@ -1,9 +1,10 @@
 // cuda_attention_backward_mma_f32: the gradients of fused attention in f32 on tensor cores, dense and block-sparse,
 // from sm_80 on. Products are 3xTF32 (attention_mma_f32.cuh), which is as exact as f32.
 //
-// Head sizes up to 256, padded in shared memory to 32, 64, 96, 128, 192 or 256. Rows must begin on 16 bytes. Three
-// kernels: the statistics of each query (attention_device.cuh), then dQ by tiles of queries, then dK and dV by tiles of
-// keys. Every sum is made in one order and nothing is added up in memory, so the result is deterministic.
+// Head sizes up to 256, padded in shared memory to 32, 64, 96, 128, 192 or 256. With OPTIONS values may be of another
+// size than keys, rows may begin anywhere, and there are soft caps and sinks. Three kernels: the statistics of each
+// query (attention_device.cuh), then dQ by tiles of queries, then dK and dV by tiles of keys. Every sum is made in one
+// order and nothing is added up in memory, so the result is deterministic.
 //
 // Both gradient kernels are one template. With P = exp(scale*S - LSE) where kept and dS = P*(dP - delta):
 //
@@ -29,6 +30,7 @@ struct kernel_args {
     float scale_log2, scale; // scale_log2: scale*log2(e)
     int splits;              // CTAs that share a tile
     float *partial;          // their sums, [tile][split][row][N]
+    attention_options options;
 };
 
 // ---- shared memory: two operands of own rows, stages of two operands and statistics, kept bits; in the end sums ----
@@ -67,8 +69,18 @@ struct step_cursor {
     int head, end_head, step, end_step;
 };
 
+// The rows of operand `k` of a side: the first is of keys' size, the second of values'.
+template <typename S, int ROWS, bool OPTIONS>
+__device__ __forceinline__ void load_rows(const kernel_args &x, uint32_t to, const float *from, int64_t stride,
+                                          int count, int k) {
+    if constexpr (OPTIONS)
+        attention_f32_load_any<ROWS, S::D, S::THREADS>(to, from, stride, count, k ? x.options.value_dim : x.dim,
+                                                       x.options.aligned);
+    else attention_f32_load_rows<ROWS, S::D, S::THREADS>(to, from, stride, count, x.dim);
+}
+
 // Begins to copy the next step into a stage; false: there is none.
-template <typename S>
+template <typename S, bool OPTIONS>
 __device__ __forceinline__ bool load_step(const kernel_args &x, const attention_work &work, step_info *to,
                                           step_cursor &at, uint32_t stage) {
     for (; at.head < at.end_head; at.head++, at.step = 0) {
@@ -78,9 +90,9 @@ __device__ __forceinline__ bool load_step(const kernel_args &x, const attention_
         int head = S::BY_KEY ? at.head : at.head / x.schedule.heads_per_kv;
 #pragma unroll
         for (int k = 0; k < 2; k++)
-            attention_f32_load_rows<S::BN, S::D, S::THREADS>(
-                stage + k * S::TILE, x.other[k] + sat_heads_at(&x.other_at[k], work.batch, head, t.first),
-                x.other_at[k].row_stride, t.count, x.dim);
+            load_rows<S, S::BN, OPTIONS>(x, stage + k * S::TILE,
+                                         x.other[k] + sat_heads_at(&x.other_at[k], work.batch, head, t.first),
+                                         x.other_at[k].row_stride, t.count, k);
         int thread = reread_thread_index();
         if (S::BY_KEY && thread < S::BN) {
             int64_t from = ((int64_t)work.batch * x.schedule.heads * x.schedule.heads_per_kv + head) * x.head_stride +
@@ -129,6 +141,26 @@ __device__ __forceinline__ void mask_weights(float (&p)[1][S::NT][4], const kern
     }
 }
 
+// ---- weights, with options ----
+
+// Products of Q and K become weights, and those of dO and V dS.
+template <typename S>
+__device__ __forceinline__ void weigh(float (&s)[1][S::NT][4], float (&d)[1][S::NT][4], const kernel_args &x,
+                                      const float *statistics, const float (&row_lse)[2], const float (&row_delta)[2]) {
+#pragma unroll
+    for (int j = 0; j < S::NT; j++) {
+        float2 lse = S::BY_KEY ? *(const float2 *)(statistics + j * 8) : make_float2(0, 0);
+        float2 delta = S::BY_KEY ? *(const float2 *)(statistics + S::BN + j * 8) : make_float2(0, 0);
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            float &p = s[0][j][e], slope = 1;
+            if (x.options.cap != 0) p = tanhf(p * x.options.cap), slope -= p * p;
+            p = attention_exp2(fmaf(p, x.scale_log2, -(S::BY_KEY ? e % 2 ? lse.y : lse.x : row_lse[e / 2])));
+            d[0][j][e] = p * slope * (d[0][j][e] - (S::BY_KEY ? e % 2 ? delta.y : delta.x : row_delta[e / 2]));
+        }
+    }
+}
+
 // ---- sums of warps that share rows ----
 
 // The first of them gets all sums.
@@ -156,7 +188,7 @@ __device__ __forceinline__ void add_warps(float (&sum)[1][S::N / 8][4], uint32_t
 
 // ---- kernel ----
 
-template <typename S>
+template <typename S, bool OPTIONS>
 static __global__ void __launch_bounds__(S::THREADS, S::CTAS)
     attention_backward(const __grid_constant__ kernel_args x) {
     extern __shared__ __align__(16) char memory[];
@@ -174,9 +206,9 @@ static __global__ void __launch_bounds__(S::THREADS, S::CTAS)
         attention_work work = attention_work_at(x.schedule, number);
 #pragma unroll
         for (int k = 0; k < 2; k++)
-            attention_f32_load_rows<S::BM, S::D, S::THREADS>(
-                own + k * S::OWN, x.own[k] + sat_heads_at(&x.own_at[k], work.batch, work.head, work.t.first),
-                x.own_at[k].row_stride, work.t.end - work.t.first, x.dim);
+            load_rows<S, S::BM, OPTIONS>(x, own + k * S::OWN,
+                                         x.own[k] + sat_heads_at(&x.own_at[k], work.batch, work.head, work.t.first),
+                                         x.own_at[k].row_stride, work.t.end - work.t.first, k);
         at.head = S::BY_KEY ? work.head * x.schedule.heads_per_kv : work.head;
         at.end_head = at.head + (S::BY_KEY ? x.schedule.heads_per_kv : 1);
         at.step = 0, busy = work.t.first + row_warp * 16 < work.t.end;
@@ -185,7 +217,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::CTAS)
             int split = blockIdx.x % x.splits; // SPLIT has one column CTA
             at.step = (int)(count * split / x.splits), at.end_step = (int)(count * (split + 1) / x.splits);
         }
-        more = load_step<S>(x, work, &cta.step[0], at, ring);
+        more = load_step<S, OPTIONS>(x, work, &cta.step[0], at, ring);
         cp_async_commit_group();
         if (threadIdx.x == 0) cta.work = work;
         int64_t rows = ((int64_t)work.batch * x.schedule.heads + work.head) * x.head_stride;
@@ -204,49 +236,74 @@ static __global__ void __launch_bounds__(S::THREADS, S::CTAS)
         cp_async_wait_group<0>();
         __syncthreads(); // the stage is full, and every warp has read the other one
         if (S::STAGES > 1) {
-            more = load_step<S>(x, cta.work, &cta.step[(step + 1) % 2], at, ring + (step + 1) % S::STAGES * S::STAGE);
+            more = load_step<S, OPTIONS>(x, cta.work, &cta.step[(step + 1) % 2], at,
+                                         ring + (step + 1) % S::STAGES * S::STAGE);
             cp_async_commit_group();
         }
         float s[1][S::NT][4], d[1][S::NT][4];
         attention_f32_operand<1, S::NT> p;
         uint32_t other = stage + column * S::PITCH;
-        if (busy) {
-            attention_f32_abt<1, S::NT, S::D>(s, rows, attention_f32_lane_abt<S::D>(other));
-            const float *statistics = (const float *)(memory + (stage - own) + 2 * S::TILE) + column + lane % 4 * 2;
-#pragma unroll
-            for (int j = 0; j < S::NT; j++) {
-                float2 l = S::BY_KEY ? *(const float2 *)(statistics + j * 8) : make_float2(0, 0);
-#pragma unroll
-                for (int e = 0; e < 4; e++)
-                    s[0][j][e] = attention_exp2(
-                        fmaf(s[0][j][e], x.scale_log2, -(S::BY_KEY ? e % 2 ? l.y : l.x : row_lse[e / 2])));
+        attention_f32_lane own_second = {{rows.at[0] + S::OWN, rows.at[1] + S::OWN}};
+        if constexpr (OPTIONS) { // both products first: what a soft cap leaves of dS follows from the score
+            if (busy) {
+                attention_f32_abt<1, S::NT, S::D>(s, rows, attention_f32_lane_abt<S::D>(other));
+                attention_f32_abt<1, S::NT, S::D>(d, own_second, attention_f32_lane_abt<S::D>(other + S::TILE));
+                weigh<S>(s, d, x, (const float *)(memory + (stage - own) + 2 * S::TILE) + column + lane % 4 * 2,
+                         row_lse, row_delta);
             }
-        }
-        if (cta.step[step % 2].t.edge)
-            mask_weights<S>(s, x, cta.work, cta.step[step % 2], row, column, (uint64_t *)(memory + S::KEPT_OFFSET));
-        if (busy) {
-            const float *statistics = (const float *)(memory + (stage - own) + 2 * S::TILE) + column + lane % 4 * 2;
-            if (S::BY_KEY) { // dV += P*dO
+            if (cta.step[step % 2].t.edge) {
+                uint64_t *kept = (uint64_t *)(memory + S::KEPT_OFFSET);
+                mask_weights<S>(s, x, cta.work, cta.step[step % 2], row, column, kept);
+                mask_weights<S>(d, x, cta.work, cta.step[step % 2], row, column, kept);
+            }
+            if (busy && S::BY_KEY) { // dV += P*dO
                 attention_f32_make_operand(p, s);
                 attention_f32_pb<1, S::NT, S::N, S::D>(
                     sums[S::SUMS - 1], p, attention_f32_lane_pb<S::D>(other + S::TILE + column_cta * S::N * 4));
             }
-            attention_f32_lane own_second = {{rows.at[0] + S::OWN, rows.at[1] + S::OWN}};
-            attention_f32_abt<1, S::NT, S::D>(d, own_second, attention_f32_lane_abt<S::D>(other + S::TILE));
-#pragma unroll
-            for (int j = 0; j < S::NT; j++) {
-                float2 l = S::BY_KEY ? *(const float2 *)(statistics + S::BN + j * 8) : make_float2(0, 0);
-#pragma unroll
-                for (int e = 0; e < 4; e++)
-                    s[0][j][e] *= d[0][j][e] - (S::BY_KEY ? e % 2 ? l.y : l.x : row_delta[e / 2]);
+            if (busy) { // dQ += dS*K, or dK += dS*Q
+                attention_f32_make_operand(p, d);
+                attention_f32_pb<1, S::NT, S::N, S::D>(sums[0], p,
+                                                       attention_f32_lane_pb<S::D>(other + column_cta * S::N * 4));
             }
-            attention_f32_make_operand(p, s); // dQ += dS*K, or dK += dS*Q
-            attention_f32_pb<1, S::NT, S::N, S::D>(sums[0], p,
-                                                   attention_f32_lane_pb<S::D>(other + column_cta * S::N * 4));
+        } else {
+            if (busy) {
+                attention_f32_abt<1, S::NT, S::D>(s, rows, attention_f32_lane_abt<S::D>(other));
+                const float *statistics = (const float *)(memory + (stage - own) + 2 * S::TILE) + column + lane % 4 * 2;
+#pragma unroll
+                for (int j = 0; j < S::NT; j++) {
+                    float2 l = S::BY_KEY ? *(const float2 *)(statistics + j * 8) : make_float2(0, 0);
+#pragma unroll
+                    for (int e = 0; e < 4; e++)
+                        s[0][j][e] = attention_exp2(
+                            fmaf(s[0][j][e], x.scale_log2, -(S::BY_KEY ? e % 2 ? l.y : l.x : row_lse[e / 2])));
+                }
+            }
+            if (cta.step[step % 2].t.edge)
+                mask_weights<S>(s, x, cta.work, cta.step[step % 2], row, column, (uint64_t *)(memory + S::KEPT_OFFSET));
+            if (busy) {
+                const float *statistics = (const float *)(memory + (stage - own) + 2 * S::TILE) + column + lane % 4 * 2;
+                if (S::BY_KEY) { // dV += P*dO
+                    attention_f32_make_operand(p, s);
+                    attention_f32_pb<1, S::NT, S::N, S::D>(
+                        sums[S::SUMS - 1], p, attention_f32_lane_pb<S::D>(other + S::TILE + column_cta * S::N * 4));
+                }
+                attention_f32_abt<1, S::NT, S::D>(d, own_second, attention_f32_lane_abt<S::D>(other + S::TILE));
+#pragma unroll
+                for (int j = 0; j < S::NT; j++) {
+                    float2 l = S::BY_KEY ? *(const float2 *)(statistics + S::BN + j * 8) : make_float2(0, 0);
+#pragma unroll
+                    for (int e = 0; e < 4; e++)
+                        s[0][j][e] *= d[0][j][e] - (S::BY_KEY ? e % 2 ? l.y : l.x : row_delta[e / 2]);
+                }
+                attention_f32_make_operand(p, s); // dQ += dS*K, or dK += dS*Q
+                attention_f32_pb<1, S::NT, S::N, S::D>(sums[0], p,
+                                                       attention_f32_lane_pb<S::D>(other + column_cta * S::N * 4));
+            }
         }
         if (S::STAGES == 1) {
             __syncthreads(); // every warp has read the stage
-            more = load_step<S>(x, cta.work, &cta.step[(step + 1) % 2], at, ring);
+            more = load_step<S, OPTIONS>(x, cta.work, &cta.step[(step + 1) % 2], at, ring);
             cp_async_commit_group();
         }
     }
@@ -263,9 +320,10 @@ static __global__ void __launch_bounds__(S::THREADS, S::CTAS)
                                               S::BM, S::N);
             continue;
         }
-        attention_f32_store_rows<1, S::N>(
+        attention_f32_store_rows<1, S::N, OPTIONS>(
             sums[k], factor, x.out[k] + sat_heads_at(&x.out_at[k], work.batch, work.head, first) + column_cta * S::N,
-            x.out_at[k].row_stride, work.t.end - first, x.dim - (int)column_cta * S::N);
+            x.out_at[k].row_stride, work.t.end - first,
+            (OPTIONS && k ? x.options.value_dim : x.dim) - (int)column_cta * S::N, x.options.aligned);
     }
 }
 
@@ -288,7 +346,7 @@ template <int N> static __global__ void split_reduce(const __grid_constant__ ker
 struct pass {
     int bm, bn, threads, ctas, bytes, column_ctas;
     bool split;
-    void (*run)(kernel_args);
+    void (*plain)(kernel_args), (*with_options)(kernel_args);
     void (*reduce)(kernel_args); // where it is split
 };
 
@@ -298,7 +356,16 @@ struct instance {
 };
 
 template <typename S> static constexpr pass pass_of() {
-    pass x = {S::BM, S::BN, S::THREADS, S::CTAS, S::BYTES, S::COLUMN_CTAS, S::SPLIT, attention_backward<S>, NULL};
+    pass x = {S::BM,
+              S::BN,
+              S::THREADS,
+              S::CTAS,
+              S::BYTES,
+              S::COLUMN_CTAS,
+              S::SPLIT,
+              attention_backward<S, false>,
+              attention_backward<S, true>,
+              NULL};
     if constexpr (S::SPLIT) x.reduce = split_reduce<S::N>;
     return x;
 }
@@ -323,8 +390,12 @@ static const instance instances[] = {
 };
 static const instance *instance_for(const sat_variant *v, const sat_problem *p) {
     for (const instance &k : instances)
-        if (k.tile_m == v->instance.tile_m && p->attention.dim <= k.max_dim) return &k;
+        if (k.tile_m == v->instance.tile_m && attention_widest(p) <= k.max_dim) return &k;
     return NULL;
+}
+
+static void (*kernel_for(const pass *k, const sat_problem *p))(kernel_args) {
+    return attention_needs_options(p) ? k->with_options : k->plain;
 }
 
 static attention_tiling by_query(const instance *k) { return {k->queries.bm, k->queries.bn, false}; }
@@ -333,13 +404,8 @@ static attention_tiling by_key(const instance *k) { return {k->keys.bn, k->keys.
 // ---- host ----
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    if (!sat_attention_is_plain(p)) return false;
-    const sat_attention *t = &p->attention;
     const instance *k = instance_for(v, p);
-    if (!k || p->a_dtype != v->instance.dtype || p->a_align < 16 || p->c_align < 16) return false;
-    const sat_heads *const all[] = {&t->q, &t->k, &t->v, &t->o, &t->do_, &t->dq, &t->dk, &t->dv};
-    for (const sat_heads *s : all)
-        if (!attention_rows_aligned(s)) return false;
+    if (!k || p->a_dtype != v->instance.dtype) return false;
     if (k->queries.bytes > d->shared_bytes || k->keys.bytes > d->shared_bytes) return false;
     return attention_schedule_fits(p, a, by_query(k)) && attention_schedule_fits(p, a, by_key(k));
 }
@@ -392,8 +458,9 @@ struct state {
 
 static sat_status prepare(const sat_prepare *q, void **out) {
     const instance *k = instance_for(q->variant, q->problem);
-    sat_status status = attention_allow_shared(q, (const void *)k->queries.run, k->queries.bytes);
-    if (status == SAT_OK) status = attention_allow_shared(q, (const void *)k->keys.run, k->keys.bytes);
+    sat_status status = attention_allow_shared(q, (const void *)kernel_for(&k->queries, q->problem), k->queries.bytes);
+    if (status == SAT_OK)
+        status = attention_allow_shared(q, (const void *)kernel_for(&k->keys, q->problem), k->keys.bytes);
     if (status != SAT_OK) return status;
     state *x = (state *)calloc(1, sizeof *x);
     if (!x) return sat_fail(SAT_OUT_OF_MEMORY, "%s: state", q->variant->name);
@@ -417,26 +484,29 @@ static sat_status launch(const sat_launch *l) {
     const float *q = (const float *)l->operands[0], *key = (const float *)l->operands[1];
     const float *v = (const float *)l->operands[2], *d = (const float *)l->operands[5];
     float *const *out = (float *const *)l->operands + 6;
-    float scale_log2 = (float)(p->alpha * 1.44269504088896340736), scale = (float)p->alpha;
+    float scale_log2 = (float)(attention_scale(p) * 1.44269504088896340736), scale = (float)p->alpha;
+    attention_options options = attention_options_of(l);
     if (queries > 0) {
-        sat_status status = attention_launch_delta<float>(l, s);
+        sat_status status = attention_needs_options(p) ? attention_launch_delta_any(l, s->lse, s->delta, s->head_stride)
+                                                       : attention_launch_delta<float>(l, s);
         if (status != SAT_OK) return status;
         const pass *o = &k->queries;
-        kernel_args x = {s->by_query,    {q, d},         {key, v}, {t->q, t->do_}, {t->k, t->v},
-                         {out[0], NULL}, {t->dq, t->dq}, s->lse,   s->delta,       s->head_stride,
-                         (int)t->dim,    scale_log2,     scale,    all->splits,    all->partial};
+        kernel_args x = {s->by_query,    {q, d},      {key, v},     {t->q, t->do_}, {t->k, t->v}, {out[0], NULL},
+                         {t->dq, t->dq}, s->lse,      s->delta,     s->head_stride, (int)t->dim,  scale_log2,
+                         scale,          all->splits, all->partial, options};
         unsigned ctas = queries * (unsigned)(o->column_ctas * all->splits);
-        o->run<<<ctas, o->threads, o->bytes, stream>>>(x);
+        kernel_for(o, p)<<<ctas, o->threads, o->bytes, stream>>>(x);
         if (all->splits > 1) o->reduce<<<queries *(unsigned)o->bm, 128, 0, stream>>>(x);
     }
     if (keys > 0) {
         const pass *o = &k->keys;
         kernel_args x = {s->by_key,      {key, v}, {q, d},   {t->k, t->v},   {t->q, t->do_}, {out[1], out[2]},
                          {t->dk, t->dv}, s->lse,   s->delta, s->head_stride, (int)t->dim,    scale_log2,
-                         scale,          1,        NULL};
-        o->run<<<keys *(unsigned)o->column_ctas, o->threads, o->bytes, stream>>>(x);
+                         scale,          1,        NULL,     options};
+        kernel_for(o, p)<<<keys *(unsigned)o->column_ctas, o->threads, o->bytes, stream>>>(x);
     }
-    return sat_launched(l);
+    sat_status status = sat_launched(l);
+    return status == SAT_OK && t->sinks ? attention_launch_sinks(l, s->delta, s->head_stride) : status;
 }
 
 SAT_FAMILY(cuda_attention_backward_mma_f32) = {

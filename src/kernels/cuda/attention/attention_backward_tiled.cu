@@ -1,6 +1,6 @@
 // cuda_attention_backward_tiled: the gradients of fused attention in tiles without tensor cores, dense and
 // block-sparse. For f32, and for 16-bit operands whose rows do not begin on 16 bytes. Any head size up to 256, any
-// strides.
+// strides; with OPTIONS values of another size, soft caps and sinks.
 //
 // First the statistics of each query, then dQ by tiles of 64 queries, then dK and dV by tiles of 64 keys. Every sum is
 // made in one order, so the result is deterministic. Both gradient kernels are one template. With
@@ -27,6 +27,7 @@ struct kernel_args {
     bool aligned;                                // rows begin on 16 bytes
     int first_head, heads, first_step, end_step; // this part: of a CTA's query heads, and of the steps of each
     bool first;                                  // the first part
+    attention_options options;
 };
 
 // ---- shared memory: two operands of own rows, two of other rows, weights ----
@@ -87,7 +88,7 @@ __device__ __forceinline__ void store_weights(float *to, const float (&p)[S::ROW
 
 // ---- kernels ----
 
-template <typename T, typename S>
+template <typename T, typename S, bool OPTIONS>
 static __global__ void __launch_bounds__(S::THREADS, S::CTAS)
     attention_backward(const __grid_constant__ kernel_args w) {
     extern __shared__ __align__(16) float shared[];
@@ -97,7 +98,8 @@ static __global__ void __launch_bounds__(S::THREADS, S::CTAS)
     float *weights = other + 2 * S::TILE + row * S::WEIGHTS, row_lse[S::ROWS], row_delta[S::ROWS];
     const attention_work work = attention_work_at(w.schedule, blockIdx.x / S::COLUMN_CTAS);
     int64_t heads = (int64_t)w.schedule.heads * (S::BY_KEY ? w.schedule.heads_per_kv : 1);
-    constexpr bool PARTS = sizeof(T) == 4; // long sums are made of parts
+    constexpr bool PARTS = sizeof(T) == 4;                              // long sums are made of parts
+    const int dims[2] = {w.dim, OPTIONS ? w.options.value_dim : w.dim}; // of the first and second operand of each side
     int first_head = S::BY_KEY ? work.head * w.schedule.heads_per_kv + (PARTS ? w.first_head : 0) : work.head;
     int end_head = first_head + (S::BY_KEY ? (PARTS ? w.heads : w.schedule.heads_per_kv) : 1);
     if (PARTS && !w.first) {
@@ -108,9 +110,9 @@ static __global__ void __launch_bounds__(S::THREADS, S::CTAS)
     }
 #pragma unroll
     for (int k = 0; k < 2; k++)
-        tiled_load<T, S::BM, S::D, S::THREADS>(
+        tiled_load<T, S::BM, S::D, S::THREADS, OPTIONS>(
             own + k * S::OWN, (const T *)w.own[k] + sat_heads_at(&w.own_at[k], work.batch, work.head, work.t.first),
-            w.own_at[k].row_stride, work.t.end - work.t.first, w.dim, w.aligned);
+            w.own_at[k].row_stride, work.t.end - work.t.first, dims[k], w.aligned);
 #pragma unroll
     for (int i = 0; i < S::ROWS && !S::BY_KEY; i++) {
         int64_t at = (work.batch * heads + work.head) * w.m + min(work.t.first + row + i, work.t.end - 1);
@@ -127,10 +129,10 @@ static __global__ void __launch_bounds__(S::THREADS, S::CTAS)
             __syncthreads(); // every warp has read the tiles before
 #pragma unroll
             for (int k = 0; k < 2; k++)
-                tiled_load<T, S::BN, S::D, S::THREADS>(
+                tiled_load<T, S::BN, S::D, S::THREADS, OPTIONS>(
                     other + k * S::TILE,
                     (const T *)w.other[k] + sat_heads_at(&w.other_at[k], work.batch, other_head, t.first),
-                    w.other_at[k].row_stride, t.count, w.dim, w.aligned);
+                    w.other_at[k].row_stride, t.count, dims[k], w.aligned);
             cp_async_commit_group();
             float lse[S::KEYS], delta[S::KEYS];
 #pragma unroll
@@ -142,22 +144,45 @@ static __global__ void __launch_bounds__(S::THREADS, S::CTAS)
             __syncthreads();
             float p[S::ROWS][S::KEYS], d[S::ROWS][S::KEYS];
             tiled_product<S>(p, own + row * S::PITCH, other, x);
+            if constexpr (OPTIONS) { // both products first: what a soft cap leaves of dS follows from the score
+                tiled_product<S>(d, own + S::OWN + row * S::PITCH, other + S::TILE, x);
 #pragma unroll
-            for (int i = 0; i < S::ROWS; i++)
+                for (int i = 0; i < S::ROWS; i++)
 #pragma unroll
-                for (int j = 0; j < S::KEYS; j++)
-                    p[i][j] = attention_exp2(fmaf(p[i][j], w.scale_log2, -(S::BY_KEY ? lse[j] : row_lse[i])));
-            if (t.edge) mask_weights<S>(p, w, work.t, t, (int64_t)(steps.list + step) * w.schedule.words, row, x);
-            if (S::BY_KEY) { // dV += P*dO
+                    for (int j = 0; j < S::KEYS; j++) {
+                        float slope = 1;
+                        if (w.options.cap != 0) p[i][j] = tanhf(p[i][j] * w.options.cap), slope -= p[i][j] * p[i][j];
+                        p[i][j] = attention_exp2(fmaf(p[i][j], w.scale_log2, -(S::BY_KEY ? lse[j] : row_lse[i])));
+                        d[i][j] = p[i][j] * slope * (d[i][j] - (S::BY_KEY ? delta[j] : row_delta[i]));
+                    }
+                if (t.edge) {
+                    int64_t word = (int64_t)(steps.list + step) * w.schedule.words;
+                    mask_weights<S>(p, w, work.t, t, word, row, x);
+                    mask_weights<S>(d, w, work.t, t, word, row, x);
+                }
+                if (S::BY_KEY) { // dV += P*dO
+                    store_weights<S>(weights, p, x);
+                    tiled_accumulate<S>(sums[S::SUMS - 1], weights, other + S::TILE + first_column, x);
+                }
+                store_weights<S>(weights, d, x);
+            } else {
+#pragma unroll
+                for (int i = 0; i < S::ROWS; i++)
+#pragma unroll
+                    for (int j = 0; j < S::KEYS; j++)
+                        p[i][j] = attention_exp2(fmaf(p[i][j], w.scale_log2, -(S::BY_KEY ? lse[j] : row_lse[i])));
+                if (t.edge) mask_weights<S>(p, w, work.t, t, (int64_t)(steps.list + step) * w.schedule.words, row, x);
+                if (S::BY_KEY) { // dV += P*dO
+                    store_weights<S>(weights, p, x);
+                    tiled_accumulate<S>(sums[S::SUMS - 1], weights, other + S::TILE + first_column, x);
+                }
+                tiled_product<S>(d, own + S::OWN + row * S::PITCH, other + S::TILE, x);
+#pragma unroll
+                for (int i = 0; i < S::ROWS; i++)
+#pragma unroll
+                    for (int j = 0; j < S::KEYS; j++) p[i][j] *= d[i][j] - (S::BY_KEY ? delta[j] : row_delta[i]);
                 store_weights<S>(weights, p, x);
-                tiled_accumulate<S>(sums[S::SUMS - 1], weights, other + S::TILE + first_column, x);
             }
-            tiled_product<S>(d, own + S::OWN + row * S::PITCH, other + S::TILE, x);
-#pragma unroll
-            for (int i = 0; i < S::ROWS; i++)
-#pragma unroll
-                for (int j = 0; j < S::KEYS; j++) p[i][j] *= d[i][j] - (S::BY_KEY ? delta[j] : row_delta[i]);
-            store_weights<S>(weights, p, x);
             tiled_accumulate<S>(sums[0], weights, other + first_column, x); // dQ += dS*K, or dK += dS*Q
         }
     }
@@ -172,42 +197,16 @@ static __global__ void __launch_bounds__(S::THREADS, S::CTAS)
             for (int e = 0; e < S::VECTORS * 4; e++) {
                 int at = first_column + e / 4 * 64 + 4 * x + e % 4;
                 float y = sums[k][i][e] * (k == 0 ? w.scale : 1);
-                if (at < w.dim) to[at] = T(!PARTS || w.first ? y : (float)to[at] + y);
+                if (at < dims[k]) to[at] = T(!PARTS || w.first ? y : (float)to[at] + y);
             }
         }
-}
-
-// The statistics of queries.
-struct delta_args {
-    sat_dtype dtype;
-    const void *o, *d;
-    sat_heads o_at, d_at;
-    const float *lse;
-    float *lse2, *delta;
-    int64_t all, heads, m, dim;
-};
-
-// A warp has a query.
-static __global__ void attention_delta_any(const __grid_constant__ delta_args w) {
-    int64_t step = (int64_t)gridDim.x * blockDim.x / 32;
-    for (int64_t at = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32; at < w.all; at += step) {
-        int64_t bh = at / w.m, b = bh / w.heads, h = bh % w.heads, i = at % w.m;
-        int64_t o = sat_heads_at(&w.o_at, b, h, i), d = sat_heads_at(&w.d_at, b, h, i);
-        float sum = 0;
-        for (int64_t e = threadIdx.x % 32; e < w.dim; e += 32)
-            sum = fmaf(sat_load_as(0.f, w.dtype, w.o, o + e), sat_load_as(0.f, w.dtype, w.d, d + e), sum);
-        for (int k = 16; k > 0; k /= 2) sum += __shfl_xor_sync(~0u, sum, k);
-        if (threadIdx.x % 32) continue;
-        float lse = w.lse[at];
-        w.lse2[at] = lse == -INFINITY ? INFINITY : lse * 1.44269504f, w.delta[at] = sum;
-    }
 }
 
 // ---- instances ----
 
 struct pass {
     int bytes, column_ctas;
-    void (*run[3])(kernel_args); // f32, f16, bf16
+    void (*plain[3])(kernel_args), (*with_options[3])(kernel_args); // f32, f16, bf16
 };
 
 struct instance {
@@ -218,7 +217,10 @@ struct instance {
 template <typename S> static constexpr pass pass_of() {
     return {S::BYTES,
             S::COLUMN_CTAS,
-            {attention_backward<float, S>, attention_backward<__half, S>, attention_backward<__nv_bfloat16, S>}};
+            {attention_backward<float, S, false>, attention_backward<__half, S, false>,
+             attention_backward<__nv_bfloat16, S, false>},
+            {attention_backward<float, S, true>, attention_backward<__half, S, true>,
+             attention_backward<__nv_bfloat16, S, true>}};
 }
 
 // By key, D, N, CTAs a multiprocessor.
@@ -228,9 +230,13 @@ static const instance instances[] = {
     {256, 1, pass_of<tile_shape<false, 256, 256, 1>>(), pass_of<tile_shape<true, 256, 128, 1>>()},
 };
 
+static void (*kernel_for(const pass *k, const sat_problem *p))(kernel_args) {
+    return (sat_attention_is_plain(p) ? k->plain : k->with_options)[tiled_type(p->a_dtype)];
+}
+
 static const instance *instance_for(const sat_problem *p) {
     for (const instance &k : instances)
-        if (p->attention.dim <= k.max_dim) return &k;
+        if (attention_widest(p) <= k.max_dim) return &k;
     return NULL;
 }
 
@@ -240,7 +246,6 @@ static const attention_tiling by_query = {OWN_ROWS, STEP_ROWS, false}, by_key = 
 // ---- host ----
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    if (!sat_attention_is_plain(p)) return false;
     (void)v;
     const instance *k = instance_for(p);
     if (!k || tiled_type(p->a_dtype) < 0 || k->queries.bytes > d->shared_bytes || k->keys.bytes > d->shared_bytes)
@@ -277,9 +282,8 @@ struct state {
 static sat_status prepare(const sat_prepare *q, void **out) {
     const sat_problem *p = q->problem;
     const instance *k = instance_for(p);
-    int type = tiled_type(p->a_dtype);
-    sat_status status = attention_allow_shared(q, (const void *)k->queries.run[type], k->queries.bytes);
-    if (status == SAT_OK) status = attention_allow_shared(q, (const void *)k->keys.run[type], k->keys.bytes);
+    sat_status status = attention_allow_shared(q, (const void *)kernel_for(&k->queries, p), k->queries.bytes);
+    if (status == SAT_OK) status = attention_allow_shared(q, (const void *)kernel_for(&k->keys, p), k->keys.bytes);
     if (status != SAT_OK) return status;
     state *s = (state *)calloc(1, sizeof *s);
     if (!s) return sat_fail(SAT_OUT_OF_MEMORY, "%s: state", q->variant->name);
@@ -323,30 +327,31 @@ static sat_status launch(const sat_launch *l) {
     cudaStream_t stream = (cudaStream_t)l->stream;
     unsigned queries = attention_work_count(&s->by_query), keys = attention_work_count(&s->by_key);
     void *const *o = l->operands;
-    int type = tiled_type(p->a_dtype), threads = 2 * OWN_ROWS;
-    float scale_log2 = (float)(p->alpha * 1.44269504088896340736), scale = (float)p->alpha;
+    int threads = 2 * OWN_ROWS;
+    float scale_log2 = (float)(attention_scale(p) * 1.44269504088896340736), scale = (float)p->alpha;
+    sat_status status = SAT_OK;
     if (queries > 0) {
-        int64_t all = p->batch * t->heads * p->m;
-        delta_args w = {p->a_dtype, o[3],     o[5], t->o,     t->do_, (const float *)o[4],
-                        s->lse,     s->delta, all,  t->heads, p->m,   t->dim};
-        attention_delta_any<<<sat_blocks(all, 8), 256, 0, stream>>>(w);
+        status = attention_launch_delta_any(l, s->lse, s->delta, p->m);
         kernel_args x = {s->by_query,  {o[0], o[5]},   {o[1], o[2]}, {t->q, t->do_}, {t->k, t->v},
                          {o[6], NULL}, {t->dq, t->dq}, s->lse,       s->delta,       (int)p->m,
                          (int)t->dim,  scale_log2,     scale,        rows_aligned(p)};
+        x.options = attention_options_of(l);
         each_part(x, p->a_dtype, false, [&](const kernel_args &part) {
-            k->queries.run[type]<<<queries *(unsigned)k->queries.column_ctas, threads, k->queries.bytes, stream>>>(
-                part);
+            kernel_for(&k->queries,
+                       p)<<<queries *(unsigned)k->queries.column_ctas, threads, k->queries.bytes, stream>>>(part);
         });
     }
     if (keys > 0) {
         kernel_args x = {s->by_key,    {o[1], o[2]},   {o[0], o[5]}, {t->k, t->v},   {t->q, t->do_},
                          {o[7], o[8]}, {t->dk, t->dv}, s->lse,       s->delta,       (int)p->m,
                          (int)t->dim,  scale_log2,     scale,        rows_aligned(p)};
+        x.options = attention_options_of(l);
         each_part(x, p->a_dtype, true, [&](const kernel_args &part) {
-            k->keys.run[type]<<<keys *(unsigned)k->keys.column_ctas, threads, k->keys.bytes, stream>>>(part);
+            kernel_for(&k->keys, p)<<<keys *(unsigned)k->keys.column_ctas, threads, k->keys.bytes, stream>>>(part);
         });
     }
-    return sat_launched(l);
+    if (status == SAT_OK) status = sat_launched(l);
+    return status == SAT_OK && t->sinks ? attention_launch_sinks(l, s->delta, p->m) : status;
 }
 
 SAT_FAMILY(cuda_attention_backward_tiled) = {

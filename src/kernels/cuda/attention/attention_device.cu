@@ -1,5 +1,6 @@
 // The tile schedule of the attention kernels, its part on the host: bounds of its size, and its lists, which are those
-// of kernels/attention_schedule.h in the form that the device reads.
+// of kernels/attention_schedule.h in the form that the device reads. And what gradients with options need of each query
+// and each sink.
 
 #include "kernels/attention_schedule.h"
 #include "kernels/cuda/attention/attention_device.cuh"
@@ -175,4 +176,73 @@ bool attention_lists_make(const sat_prepare *q, attention_tiling s, const attent
     ok = ok && attention_order_units(l, x);
     free(tiles), sat_attention_schedule_free(all);
     return ok;
+}
+
+// ---- statistics of queries and sinks ----
+
+struct statistics_args {
+    sat_dtype dtype;
+    const void *o, *d;
+    sat_heads o_at, d_at;
+    const float *lse, *sinks;
+    float *lse2, *delta, *dsinks;
+    int64_t head_stride, batch, heads, m, dim;
+};
+
+// A warp has a query.
+static __global__ void attention_delta_any(const __grid_constant__ statistics_args w) {
+    int64_t all = w.batch * w.heads * w.m, step = (int64_t)gridDim.x * blockDim.x / 32;
+    for (int64_t at = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32; at < all; at += step) {
+        int64_t bh = at / w.m, b = bh / w.heads, h = bh % w.heads, i = at % w.m;
+        int64_t o = sat_heads_at(&w.o_at, b, h, i), d = sat_heads_at(&w.d_at, b, h, i);
+        float sum = 0;
+        for (int64_t e = threadIdx.x % 32; e < w.dim; e += 32)
+            sum = fmaf(sat_load_as(0.f, w.dtype, w.o, o + e), sat_load_as(0.f, w.dtype, w.d, d + e), sum);
+        for (int k = 16; k > 0; k /= 2) sum += __shfl_xor_sync(~0u, sum, k);
+        if (threadIdx.x % 32) continue;
+        float lse = w.lse[at];
+        w.lse2[bh * w.head_stride + i] = lse == -INFINITY ? INFINITY : lse * 1.44269504f;
+        w.delta[bh * w.head_stride + i] = sum;
+    }
+}
+
+// A CTA has a head; every sum is made in one order.
+static __global__ void __launch_bounds__(256) attention_sinks(const __grid_constant__ statistics_args w) {
+    __shared__ double part[8];
+    int64_t h = blockIdx.x;
+    double sink = w.sinks[h], sum = 0;
+    for (int64_t row = threadIdx.x; row < w.batch * w.m && !isinf(sink); row += blockDim.x) {
+        int64_t bh = row / w.m * w.heads + h, i = row % w.m;
+        sum -= (double)(expf((float)(sink - (double)w.lse[bh * w.m + i])) * w.delta[bh * w.head_stride + i]);
+    }
+    for (int k = 16; k > 0; k /= 2) sum += __shfl_xor_sync(~0u, sum, k);
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = sum;
+    __syncthreads();
+    if (threadIdx.x) return;
+    for (int i = 1; i < 8; i++) sum += part[i];
+    w.dsinks[h] = (float)sum;
+}
+
+static statistics_args statistics_of(const sat_launch *l) {
+    const sat_problem *p = l->problem;
+    const sat_attention *t = &p->attention;
+    statistics_args w = {p->a_dtype, l->operands[3], l->operands[5], t->o, t->do_, (const float *)l->operands[4]};
+    w.batch = p->batch, w.heads = t->heads, w.m = p->m, w.dim = sat_value_dim(t);
+    return w;
+}
+
+sat_status attention_launch_delta_any(const sat_launch *l, float *lse2, float *delta, int64_t head_stride) {
+    statistics_args w = statistics_of(l);
+    w.lse2 = lse2, w.delta = delta, w.head_stride = head_stride;
+    attention_delta_any<<<sat_blocks(w.batch * w.heads * w.m, 8), 256, 0, (cudaStream_t)l->stream>>>(w);
+    return sat_launched(l);
+}
+
+sat_status attention_launch_sinks(const sat_launch *l, const float *delta, int64_t head_stride) {
+    int at = sat_sinks_at(l->problem);
+    statistics_args w = statistics_of(l);
+    w.delta = (float *)delta, w.head_stride = head_stride;
+    w.sinks = (const float *)l->operands[at], w.dsinks = (float *)l->operands[at + 1];
+    attention_sinks<<<(unsigned)w.heads, 256, 0, (cudaStream_t)l->stream>>>(w);
+    return sat_launched(l);
 }

@@ -288,6 +288,59 @@ static inline bool attention_rows_aligned(const sat_heads *s) {
     return s->batch_stride % 8 == 0 && s->head_stride % 8 == 0 && s->row_stride % 8 == 0;
 }
 
+/* ---- options: what kernels that are compiled with OPTIONS know, and those of plain problems do without ---- */
+
+struct attention_options {
+    int value_dim;      /* elements of a head of V and O */
+    float cap;          /* products become tanh(cap*product), and the scale is softcap; 0: they stay */
+    const float *sinks; /* of heads; NULL: none */
+    bool aligned;       /* every row begins on 16 bytes */
+};
+
+/* Every row of every operand begins on 16 bytes. */
+static inline bool attention_all_aligned(const sat_problem *p) {
+    const sat_attention *t = &p->attention;
+    const sat_heads *const all[] = {&t->q, &t->k, &t->v, &t->o, &t->do_, &t->dq, &t->dk, &t->dv};
+    bool aligned = p->a_align >= 16 && p->c_align >= 16;
+    for (int i = 0; i < (p->op == SAT_ATTENTION ? 4 : 8); i++) aligned = aligned && attention_rows_aligned(all[i]);
+    return aligned;
+}
+
+/* The kernel must be one with OPTIONS. */
+static inline bool attention_needs_options(const sat_problem *p) {
+    return !sat_attention_is_plain(p) || !attention_all_aligned(p);
+}
+
+/* Of the wider of a head's keys and values. */
+static inline int64_t attention_widest(const sat_problem *p) {
+    return sat_max(p->attention.dim, sat_value_dim(&p->attention));
+}
+
+static inline attention_options attention_options_of(const sat_launch *l) {
+    const sat_problem *p = l->problem;
+    const sat_attention *t = &p->attention;
+    attention_options o = {};
+    o.value_dim = (int)sat_value_dim(t), o.aligned = attention_all_aligned(p);
+    if (t->softcap != 0) o.cap = (float)(p->alpha / t->softcap);
+    if (t->sinks) o.sinks = (const float *)l->operands[sat_sinks_at(p)];
+    return o;
+}
+
+/* What scores as the kernel has them are multiplied by: products, or the tanh of them. */
+static inline double attention_scale(const sat_problem *p) {
+    return p->attention.softcap != 0 ? p->attention.softcap : p->alpha;
+}
+
+/* A row's sum of weights, relative to exp2(m), takes in its head's sink. Both become relative to the larger exponent;
+ * sums of values must be multiplied by the result for that. */
+__device__ __forceinline__ float attention_add_sink(float sink, float &m, float &sum) {
+    sink *= 1.44269504f;
+    float top = fmaxf(m, sink), factor = m == -INFINITY ? 0 : attention_exp2(m - top);
+    if (sink == -INFINITY) return 1;
+    sum = sum * factor + attention_exp2(sink - top), m = top;
+    return factor;
+}
+
 /* ---- forward kernels ---- */
 
 struct attention_args {
@@ -300,6 +353,7 @@ struct attention_args {
     float scale_log2;    /* |scale|*log2(e) */
     float rescale_above; /* sums are rescaled once a row's maximum has grown by more */
     bool negative;       /* the scale is */
+    attention_options options;
 };
 
 /* What a CTA keeps in shared memory and reads again where it is needed, since registers are few. */
@@ -309,6 +363,16 @@ struct attention_cta {
     const char *keys, *values; /* of its head */
 };
 
+/* Ends a row: the sum of its weights, relative to its maximum m, becomes what its sums of values are multiplied by;
+ * `lse` where it is wanted. NaN stays. */
+template <bool OPTIONS>
+__device__ __forceinline__ void attention_end_row(const attention_args &x, int head, float m, float &sum, float *lse) {
+    float exponent = __fmul_rn(m, x.scale_log2), factor = 1;
+    if (OPTIONS && x.options.sinks) factor = attention_add_sink(__ldg(x.options.sinks + head), exponent, sum);
+    if (lse) *lse = sum > 0 ? (exponent + log2f(sum)) * 0.69314718056f : -INFINITY;
+    sum = sum > 0 ? factor / sum : sum == 0 ? 0 : sum;
+}
+
 static inline void attention_fill_args(attention_args *x, const sat_launch *l) { /* all but the schedule */
     const sat_problem *p = l->problem;
     const sat_attention *t = &p->attention;
@@ -316,8 +380,10 @@ static inline void attention_fill_args(attention_args *x, const sat_launch *l) {
     x->o = (char *)l->operands[3], x->lse = t->lse ? (float *)l->operands[4] : NULL;
     x->q_at = t->q, x->k_at = t->k, x->v_at = t->v, x->o_at = t->o;
     x->m = (int)p->m, x->dim = (int)t->dim;
-    x->scale_log2 = (float)(fabs(p->alpha) * 1.44269504088896340736), x->negative = p->alpha < 0;
+    double scale = attention_scale(p);
+    x->scale_log2 = (float)(fabs(scale) * 1.44269504088896340736), x->negative = scale < 0;
     x->rescale_above = fminf(8 / x->scale_log2, 1e30f);
+    x->options = attention_options_of(l);
 }
 
 /* ---- backward kernels on tensor cores ---- */
@@ -375,9 +441,13 @@ template <typename E> static sat_status attention_launch_delta(const sat_launch 
                                  p->batch,
                                  t->heads,
                                  p->m,
-                                 (int)t->dim};
+                                 (int)sat_value_dim(t)};
     return sat_start<attention_delta<E>>(l, sat_blocks(x.batch * x.heads * x.m, 32), 256, 0, x);
 }
+
+/* The same for any head size and rows that begin anywhere; and the gradient of sinks, by the sums of dO*O. */
+sat_status attention_launch_delta_any(const sat_launch *l, float *lse2, float *delta, int64_t head_stride);
+sat_status attention_launch_sinks(const sat_launch *l, const float *delta, int64_t head_stride);
 
 static inline size_t attention_round_up(double bytes) { return ((size_t)bytes + 255) / 256 * 256; }
 

@@ -24,6 +24,34 @@ __device__ __forceinline__ void attention_load_rows(uint32_t to, const char *fro
     }
 }
 
+__device__ __forceinline__ void attention_st_shared_v4(uint32_t to, const uint32_t (&x)[4]) {
+    asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+                 : "memory");
+}
+
+/* 16 bytes of 16-bit elements that may begin anywhere: `count` of them, then zeros. */
+__device__ __forceinline__ void attention_copy_elements(uint32_t to, const char *from, int count) {
+    uint32_t x[4] = {};
+#pragma unroll
+    for (int e = 0; e < 8; e++)
+        if (e < count) x[e / 2] |= (uint32_t)__ldg((const unsigned short *)from + e) << e % 2 * 16;
+    attention_st_shared_v4(to, x);
+}
+
+/* attention_load_rows for any head size; rows that do not begin on 16 bytes are copied by element. */
+template <int ROWS, int D, int THREADS>
+__device__ __forceinline__ void attention_load_any(uint32_t to, const char *from, int64_t stride, int count, int dim,
+                                                   bool aligned) {
+    constexpr int VECTORS = D / 8, PITCH = 2 * D + 16;
+#pragma unroll 2
+    for (int at = reread_thread_index(); at < ROWS * VECTORS; at += THREADS) {
+        int row = at / VECTORS, vec16 = at % VECTORS, inside = row < count ? max(0, min(8, dim - vec16 * 8)) : 0;
+        const char *source = inside ? from + row * stride + vec16 * 16 : from;
+        if (aligned) cp_async_16(to + row * PITCH + vec16 * 16, source, 2 * inside);
+        else attention_copy_elements(to + row * PITCH + vec16 * 16, source, inside);
+    }
+}
+
 /* ---- products ---- */
 
 /* What a lane adds to a tile's address for ldmatrix: of an A operand, or of B stored (k, n); and of B stored (n, k). */
@@ -103,6 +131,16 @@ __device__ __forceinline__ void attention_mask_row(float (&s)[BN / 8][4], int ha
             if (!(keep >> (j * 8 + e) & 1)) s[j][half * 2 + e] = value;
 }
 
+/* Products become the tanh of them times `cap`. */
+template <int MT, int NT> __device__ __forceinline__ void attention_cap_scores(float (&s)[MT][NT][4], float cap) {
+#pragma unroll
+    for (int i = 0; i < MT; i++)
+#pragma unroll
+        for (int j = 0; j < NT; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) s[i][j][e] = tanhf(s[i][j][e] * cap);
+}
+
 /* The lane's rows: the maximum that sums are relative to, and this lane's part of the sum of weights. */
 template <int MT> struct attention_rows { float m[MT][2], sum[MT][2]; };
 
@@ -152,11 +190,20 @@ __device__ __forceinline__ bool attention_softmax(float (&s)[MT][BN / 8][4], att
     return rescale;
 }
 
+/* Stores the first `count` of 8 elements of 16 bits, anywhere. */
+__device__ __forceinline__ void attention_store_elements(char *to, uint4 x, int count) {
+    const uint32_t word[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+    for (int e = 0; e < 8; e++)
+        if (e < count) ((unsigned short *)to)[e] = (unsigned short)(word[e / 2] >> e % 2 * 16);
+}
+
 /* Stores a warp's sums times `factor`, staged in its rows of a tile in shared memory: `count` rows of `dim` elements.
- * Stride in bytes. */
-template <typename E, int MT, int N, int PITCH>
+ * Stride in bytes. OPTIONS: any head size, and rows begin on 16 bytes where they are `aligned`. */
+template <typename E, int MT, int N, int PITCH, bool OPTIONS = false>
 __device__ __forceinline__ void attention_store_rows(const float (&o)[MT][N / 8][4], const float (&factor)[MT][2],
-                                                     uint32_t tile, char *to, int64_t stride, int count, int dim) {
+                                                     uint32_t tile, char *to, int64_t stride, int count, int dim,
+                                                     bool aligned = true) {
     constexpr int VECTORS = N / 8;
     int lane = threadIdx.x % 32;
 #pragma unroll
@@ -173,6 +220,11 @@ __device__ __forceinline__ void attention_store_rows(const float (&o)[MT][N / 8]
     for (int at = lane; at < MT * 16 * VECTORS; at += 32) {
         int row = at / VECTORS, vec16 = at % VECTORS;
         if (row >= count || vec16 * 8 >= dim) continue;
+        if (OPTIONS && (!aligned || vec16 * 8 + 8 > dim)) {
+            attention_store_elements(to + row * stride + vec16 * 16, ld_shared_v4(tile + row * PITCH + vec16 * 16),
+                                     dim - vec16 * 8);
+            continue;
+        }
         *(uint4 *)(to + row * stride + vec16 * 16) = ld_shared_v4(tile + row * PITCH + vec16 * 16);
     }
 }

@@ -2,10 +2,11 @@
 // block-sparse by the same kernel, from sm_80 on. Products are 3xTF32 (attention_mma_f32.cuh), which is as exact as
 // f32.
 //
-// Head sizes up to 256; those that are not 32, 64, 96, 128, 192 or 256 are padded up to the next in shared memory. Rows
-// must begin on 16 bytes. A CTA has BM queries of one head, a warp 16 or 32 of them. There is one tile of keys and one
-// of values: values are copied while scores are computed, the next keys while values are multiplied. That leaves shared
-// memory for two CTAs and more, which hide each other's waiting. Scores and P stay in registers.
+// Head sizes up to 256; those that are not 32, 64, 96, 128, 192 or 256 are padded up to the next in shared memory. With
+// OPTIONS values may be of another size than keys, rows may begin anywhere, and there are soft caps and sinks. A CTA
+// has BM queries of one head, a warp 16 or 32 of them. There is one tile of keys and one of values: values are copied
+// while scores are computed, the next keys while values are multiplied. That leaves shared memory for two CTAs and
+// more, which hide each other's waiting. Scores and P stay in registers.
 
 #include "kernels/cuda/attention/attention_mma_f32.cuh"
 
@@ -21,14 +22,22 @@ template <int D_, int BM_, int BN_, int CTAS_> struct tile_shape {
 
 // ---- load ----
 
+template <typename S, int ROWS, bool OPTIONS>
+__device__ __forceinline__ void load_rows(uint32_t to, const float *from, int64_t stride, int count, int dim,
+                                          bool aligned) {
+    if constexpr (OPTIONS) attention_f32_load_any<ROWS, S::D, S::THREADS>(to, from, stride, count, dim, aligned);
+    else attention_f32_load_rows<ROWS, S::D, S::THREADS>(to, from, stride, count, dim);
+}
+
 // Begins to copy a step's keys, or its values.
-template <typename S>
+template <typename S, bool OPTIONS>
 __device__ __forceinline__ void load_step(const attention_args &x, const attention_cta &c, int step, bool values,
                                           uint32_t to) {
     attention_step t = attention_step_at(x.schedule, c.steps, step);
     int64_t stride = values ? x.v_at.row_stride : x.k_at.row_stride;
     const float *from = (const float *)(values ? c.values : c.keys) + t.first * stride;
-    attention_f32_load_rows<S::BN, S::D, S::THREADS>(to, from, stride, t.count, x.dim);
+    load_rows<S, S::BN, OPTIONS>(to, from, stride, t.count, OPTIONS && values ? x.options.value_dim : x.dim,
+                                 x.options.aligned);
     cp_async_commit_group();
 }
 
@@ -58,7 +67,7 @@ __device__ __forceinline__ void mask_scores(float (&s)[S::MT][S::NT][4], const a
 // ---- epilogue ----
 
 // LSE and O = o/sum of the warp's rows.
-template <typename S>
+template <typename S, bool OPTIONS>
 __device__ __forceinline__ void epilogue(const attention_args &x, const attention_work &work,
                                          const float (&o)[S::MT][S::D / 8][4], attention_rows<S::MT> &r) {
     int lane = threadIdx.x % 32, first = work.t.first + (int)threadIdx.x / 32 * S::ROWS;
@@ -68,18 +77,19 @@ __device__ __forceinline__ void epilogue(const attention_args &x, const attentio
         sum += __shfl_xor_sync(~0u, sum, 1);
         sum += __shfl_xor_sync(~0u, sum, 2);
         int row = first + lane / 4 + h * 8;
-        if (x.lse && lane % 4 == 0 && row < work.t.end)
-            x.lse[((int64_t)work.batch * x.schedule.heads + work.head) * x.m + row] =
-                sum > 0 ? (__fmul_rn(r.m[h / 2][h % 2], x.scale_log2) + log2f(sum)) * 0.69314718056f : -INFINITY;
-        sum = sum > 0 ? 1 / sum : sum == 0 ? 0 : sum; // NaN stays
+        float *lse = x.lse && lane % 4 == 0 && row < work.t.end
+                         ? x.lse + ((int64_t)work.batch * x.schedule.heads + work.head) * x.m + row
+                         : NULL;
+        attention_end_row<OPTIONS>(x, work.head, r.m[h / 2][h % 2], sum, lse);
     }
-    attention_f32_store_rows<S::MT, S::D>(o, r.sum, (float *)x.o + sat_heads_at(&x.o_at, work.batch, work.head, first),
-                                          x.o_at.row_stride, work.t.end - first, x.dim);
+    attention_f32_store_rows<S::MT, S::D, OPTIONS>(
+        o, r.sum, (float *)x.o + sat_heads_at(&x.o_at, work.batch, work.head, first), x.o_at.row_stride,
+        work.t.end - first, OPTIONS ? x.options.value_dim : x.dim, x.options.aligned);
 }
 
 // ---- kernel ----
 
-template <typename S>
+template <typename S, bool OPTIONS>
 static __global__ void __launch_bounds__(S::THREADS, S::CTAS)
     attention_forward(const __grid_constant__ attention_args x) {
     extern __shared__ __align__(16) char memory[];
@@ -95,10 +105,10 @@ static __global__ void __launch_bounds__(S::THREADS, S::CTAS)
         c.keys = (const char *)((const float *)x.k + sat_heads_at(&x.k_at, c.work.batch, kv_head, 0));
         c.values = (const char *)((const float *)x.v + sat_heads_at(&x.v_at, c.work.batch, kv_head, 0));
         count = c.steps.count, busy = c.work.t.first + (int)threadIdx.x / 32 * S::ROWS < c.work.t.end;
-        attention_f32_load_rows<S::BM, S::D, S::THREADS>(
+        load_rows<S, S::BM, OPTIONS>(
             q, (const float *)x.q + sat_heads_at(&x.q_at, c.work.batch, c.work.head, c.work.t.first), x.q_at.row_stride,
-            c.work.t.end - c.work.t.first, x.dim);
-        if (count > 0) load_step<S>(x, c, 0, false, k);
+            c.work.t.end - c.work.t.first, x.dim, x.options.aligned);
+        if (count > 0) load_step<S, OPTIONS>(x, c, 0, false, k);
         else cp_async_commit_group();
         if (threadIdx.x == 0) cta = c;
     }
@@ -117,12 +127,13 @@ static __global__ void __launch_bounds__(S::THREADS, S::CTAS)
     for (int step = 0; step < count; step++) {
         cp_async_wait_group<0>();
         __syncthreads(); // K is there, and every warp has read the V before
-        load_step<S>(x, cta, step, true, v);
+        load_step<S, OPTIONS>(x, cta, step, true, v);
         attention_f32_operand<S::MT, S::NT> p;
         if (busy) {
             float s[S::MT][S::NT][4], scale[S::MT][2];
             attention_f32_abt<S::MT, S::NT, S::D>(s, rows, keys);
             attention_step t = attention_step_at(x.schedule, cta.steps, step);
+            if (OPTIONS && x.options.cap != 0) attention_cap_scores(s, x.options.cap);
             if (t.edge) mask_scores<S>(s, x, cta, t, step);
             if (attention_softmax<S::MT, S::BN>(s, r, scale, x.scale_log2, x.rescale_above)) {
 #pragma unroll
@@ -136,10 +147,10 @@ static __global__ void __launch_bounds__(S::THREADS, S::CTAS)
         }
         cp_async_wait_group<0>();
         __syncthreads(); // V is there, and every warp has read K
-        if (step + 1 < count) load_step<S>(x, cta, step + 1, false, k);
+        if (step + 1 < count) load_step<S, OPTIONS>(x, cta, step + 1, false, k);
         if (busy) attention_f32_pb<S::MT, S::NT, S::D, S::D>(o, p, values);
     }
-    epilogue<S>(x, cta.work, o, r);
+    epilogue<S, OPTIONS>(x, cta.work, o, r);
 }
 
 // ---- instances ----
@@ -147,11 +158,19 @@ static __global__ void __launch_bounds__(S::THREADS, S::CTAS)
 struct instance {
     int tile_m, max_dim; // tile_m of a variant; head sizes up to max_dim
     int bm, bn, threads, ctas, bytes;
-    void (*forward)(attention_args);
+    void (*plain)(attention_args), (*with_options)(attention_args);
 };
 
 template <typename S> static constexpr instance instance_of(int tile_m) {
-    return {tile_m, S::D, S::BM, S::BN, S::THREADS, S::CTAS, S::BYTES, attention_forward<S>};
+    return {tile_m,
+            S::D,
+            S::BM,
+            S::BN,
+            S::THREADS,
+            S::CTAS,
+            S::BYTES,
+            attention_forward<S, false>,
+            attention_forward<S, true>};
 }
 
 // D, BM, BN, CTAs a multiprocessor; of each tile the head sizes in rising order.
@@ -165,8 +184,12 @@ static const instance instances[] = {
 
 static const instance *instance_for(const sat_variant *v, const sat_problem *p) {
     for (const instance &k : instances)
-        if (k.tile_m == v->instance.tile_m && p->attention.dim <= k.max_dim) return &k;
+        if (k.tile_m == v->instance.tile_m && attention_widest(p) <= k.max_dim) return &k;
     return NULL;
+}
+
+static void (*kernel_for(const instance *k, const sat_problem *p))(attention_args) {
+    return attention_needs_options(p) ? k->with_options : k->plain;
 }
 
 static attention_tiling tiling_of(const instance *k) { return {k->bm, k->bn, false}; }
@@ -174,13 +197,8 @@ static attention_tiling tiling_of(const instance *k) { return {k->bm, k->bn, fal
 // ---- host ----
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    if (!sat_attention_is_plain(p)) return false;
-    const sat_attention *t = &p->attention;
     const instance *k = instance_for(v, p);
-    if (!k || p->a_dtype != v->instance.dtype || p->a_align < 16 || p->c_align < 16) return false;
-    if (!attention_rows_aligned(&t->q) || !attention_rows_aligned(&t->k) || !attention_rows_aligned(&t->v) ||
-        !attention_rows_aligned(&t->o))
-        return false;
+    if (!k || p->a_dtype != v->instance.dtype) return false;
     return k->bytes <= d->shared_bytes && attention_schedule_fits(p, a, tiling_of(k));
 }
 
@@ -202,7 +220,7 @@ static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pa
 
 static sat_status prepare(const sat_prepare *q, void **state) {
     const instance *k = instance_for(q->variant, q->problem);
-    return attention_prepare(q, (const void *)k->forward, k->bytes, tiling_of(k), state);
+    return attention_prepare(q, (const void *)kernel_for(k, q->problem), k->bytes, tiling_of(k), state);
 }
 
 static sat_status launch(const sat_launch *l) {
@@ -211,7 +229,7 @@ static sat_status launch(const sat_launch *l) {
     unsigned ctas = attention_work_count(&x.schedule);
     if (ctas == 0) return SAT_OK;
     attention_fill_args(&x, l);
-    k->forward<<<ctas, k->threads, k->bytes, (cudaStream_t)l->stream>>>(x);
+    kernel_for(k, l->problem)<<<ctas, k->threads, k->bytes, (cudaStream_t)l->stream>>>(x);
     return sat_launched(l);
 }
 

@@ -42,6 +42,23 @@ __device__ __forceinline__ void attention_f32_load_rows(uint32_t to, const float
     }
 }
 
+/* The same for any head size; rows that do not begin on 16 bytes are copied by element. */
+template <int ROWS, int D, int THREADS>
+__device__ __forceinline__ void attention_f32_load_any(uint32_t to, const float *from, int64_t stride, int count,
+                                                       int dim, bool aligned) {
+    constexpr int VECTORS = D / 4;
+#pragma unroll 2
+    for (int at = reread_thread_index(); at < ROWS * VECTORS; at += THREADS) {
+        int row = at / VECTORS, vec16 = at % VECTORS, inside = row < count ? max(0, min(4, dim - vec16 * 4)) : 0;
+        const float *source = inside ? from + row * stride + vec16 * 4 : from;
+        uint32_t place = to + row * 4 * D + (vec16 ^ attention_f32_swizzle(row)) * 16;
+        if (aligned) cp_async_16(place, source, 4 * inside);
+        else
+            for (int e = 0; e < 4; e++)
+                cp_async_small<4>(place + 4 * e, e < inside ? source + e : from, e < inside ? 4 : 0);
+    }
+}
+
 /* The lane's addresses in a tile whose first row is a multiple of 8: of a row of A or B of A*B^T, in even and in odd
  * chunks; and of the two rows of B of P*B. */
 struct attention_f32_lane {
@@ -190,10 +207,12 @@ __device__ __forceinline__ int attention_f32_column(int j, int e) {
     return j / 4 * 32 + threadIdx.x % 4 * 8 + e % 2 * 4 + j % 4;
 }
 
-/* Stores a warp's sums times `factor`: `count` rows of `dim` elements, a multiple of 8. Stride in elements. */
-template <int MT, int N>
+/* Stores a warp's sums times `factor`: `count` rows of `dim` elements, a multiple of 8. Stride in elements. OPTIONS:
+ * any head size, and rows begin on 16 bytes where they are `aligned`. */
+template <int MT, int N, bool OPTIONS = false>
 __device__ __forceinline__ void attention_f32_store_rows(const float (&o)[MT][N / 8][4], const float (&factor)[MT][2],
-                                                         float *to, int64_t stride, int count, int dim) {
+                                                         float *to, int64_t stride, int count, int dim,
+                                                         bool aligned = true) {
 #pragma unroll
     for (int h = 0; h < 2 * MT; h++) {
         int row = threadIdx.x % 32 / 4 + h * 8;
@@ -202,6 +221,13 @@ __device__ __forceinline__ void attention_f32_store_rows(const float (&o)[MT][N 
         for (int j = 0; j < N / 8; j += 4) {
             int column = attention_f32_column(j, 0);
             if (column >= dim) continue;
+            if (OPTIONS && (!aligned || column + 8 > dim)) {
+#pragma unroll
+                for (int e = 0; e < 8; e++)
+                    if (column + e < dim)
+                        to[row * stride + column + e] = o[h / 2][j + e % 4][h % 2 * 2 + e / 4] * factor[h / 2][h % 2];
+                continue;
+            }
             float4 *at = (float4 *)(to + row * stride + column);
 #pragma unroll
             for (int e = 0; e < 2; e++) {

@@ -68,6 +68,9 @@ struct softmax_args {
     void *weights;        // the same; of f32 in place
     float *largest, *sum; // (head, query)
     int64_t heads, head_stride;
+    float softcap;
+    const float *sinks; // of the first head; NULL: none
+    int64_t sink_step;  // to that of the next
 };
 
 template <typename T> __device__ __forceinline__ T weight_of(float x);
@@ -77,9 +80,13 @@ template <> __device__ __forceinline__ __nv_bfloat16 weight_of<__nv_bfloat16>(fl
     return __float2bfloat16_rn(x);
 }
 
+template <bool CAP> __device__ __forceinline__ float weighed(float score, float cap) {
+    return CAP ? cap * tanhf(score / cap) : score;
+}
+
 // A warp has a query, whose scores are in the stored blocks of its block row. Weights are not divided by their sum yet,
-// so that they use the precision of 16 bits well.
-template <typename T> static __global__ void __launch_bounds__(THREADS) softmax(softmax_args x) {
+// so that they use the precision of 16 bits well. A sink is a score without a value.
+template <typename T, bool CAP> static __global__ void __launch_bounds__(THREADS) softmax(softmax_args x) {
     const sat_mask &k = x.mask;
     int64_t lane = threadIdx.x % 32, step = (int64_t)gridDim.x * WARPS;
     for (int64_t at = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32; at < x.heads * k.m; at += step) {
@@ -91,23 +98,26 @@ template <typename T> static __global__ void __launch_bounds__(THREADS) softmax(
             int64_t key = k.col_idx[t] * k.block_cols;
             const float *from = x.scores + head * x.head_stride + t * block + within;
             for (int64_t j = lane; j < k.block_cols; j += 32)
-                if (key + j >= keys.begin && key + j < keys.end) largest = fmaxf(largest, from[j]);
+                if (key + j >= keys.begin && key + j < keys.end)
+                    largest = fmaxf(largest, weighed<CAP>(from[j], x.softcap));
         }
         for (int d = 16; d > 0; d /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, d));
+        float sink = x.sinks ? x.sinks[head * x.sink_step] : -INFINITY;
+        largest = fmaxf(largest, sink);
         float base = largest == -INFINITY ? 0 : largest; // nothing kept, or nothing but -inf
         int terms = 0;                                   // of this part of the lane's sum
         for (int64_t t = first; t < end; t++) {
             int64_t key = k.col_idx[t] * k.block_cols, place = head * x.head_stride + t * block + within;
             for (int64_t j = lane; j < k.block_cols; j += 32) {
                 bool keep = key + j >= keys.begin && key + j < keys.end;
-                float w = keep ? expf(x.scores[place + j] - base) : 0;
+                float w = keep ? expf(weighed<CAP>(x.scores[place + j], x.softcap) - base) : 0;
                 ((T *)x.weights)[place + j] = weight_of<T>(w), part += w;
                 if (++terms == SAT_SUM_PART) sum += part, part = 0, terms = 0;
             }
         }
         sum += part;
         for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
-        if (lane == 0) x.largest[at] = base, x.sum[at] = sum;
+        if (lane == 0) x.largest[at] = base, x.sum[at] = sum + expf(sink - base);
     }
 }
 
@@ -165,12 +175,12 @@ static sat_problem scores_problem(const sat_problem *p, const sat_pattern_view *
 static sat_problem values_problem(const sat_problem *p, const sat_pattern_view *a) {
     const sat_attention *t = &p->attention;
     sat_problem s = {};
-    s.size = sizeof s, s.op = SAT_MATMUL, s.matmul.transpose = SAT_NO_TRANSPOSE, s.m = p->m, s.n = t->dim, s.k = p->n,
-    s.batch = t->kv_heads;
+    s.size = sizeof s, s.op = SAT_MATMUL, s.matmul.transpose = SAT_NO_TRANSPOSE, s.m = p->m, s.n = sat_value_dim(t),
+    s.k = p->n, s.batch = t->kv_heads;
     s.a_dtype = s.b_dtype = p->a_dtype, s.c_dtype = s.compute_dtype = SAT_F32;
     s.a.batch_stride = elements_of(a);
     s.b.row_stride = t->v.row_stride, s.b.col_stride = 1, s.b.batch_stride = t->v.head_stride;
-    s.c.row_stride = t->dim, s.c.col_stride = 1, s.c.batch_stride = p->m * t->dim;
+    s.c.row_stride = s.n, s.c.col_stride = 1, s.c.batch_stride = p->m * s.n;
     s.a_align = s.c_align = 256, s.b_align = p->a_align, s.alpha = 1;
     return s;
 }
@@ -202,12 +212,11 @@ static layout layout_of(const sat_problem *p, const sat_pattern_view *a) {
     x.scores = sat_carve(&x.bytes, 4 * all);
     x.weights = p->a_dtype == SAT_F32 ? x.scores : sat_carve(&x.bytes, 2 * all);
     x.largest = sat_carve(&x.bytes, 4 * rows), x.sum = sat_carve(&x.bytes, 4 * rows);
-    x.product = sat_carve(&x.bytes, 4 * rows * (double)t->dim);
+    x.product = sat_carve(&x.bytes, 4 * rows * (double)sat_value_dim(t));
     return x;
 }
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    if (!sat_attention_is_plain(p)) return false;
     const sat_attention *t = &p->attention;
     double bytes = 6.0 * (double)t->kv_heads * (double)a->stored_blocks * (double)a->block_rows * (double)a->block_cols;
     if (p->a_dtype == SAT_F64 || a->rows != p->m || p->m == 0 || p->n == 0 || a->stored_blocks == 0) return false;
@@ -223,7 +232,7 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     double size = (double)sat_dtype_size(p->a_dtype), all = (double)t->kv_heads * (double)elements_of(a);
     double once = x.scores.variant.estimate(&x.scores.variant, &x.scores.problem, a, d) +
                   x.values.variant.estimate(&x.values.variant, &x.values.problem, a, d);
-    double rows = (double)t->kv_heads * (double)p->m * (double)t->dim;
+    double rows = (double)t->kv_heads * (double)p->m * (double)sat_value_dim(t);
     double between = (all * (8 + size) + rows * (4 + size)) / (0.6 * d->memory_rate) + 6e-6;
     return (once + between) * (double)(p->batch * (t->heads / t->kv_heads));
 }
@@ -271,7 +280,9 @@ static sat_status multiply(const sat_launch *l, const pass *x, const void *a, co
 }
 
 template <typename T> static sat_status run_softmax(const sat_launch *l, const softmax_args &x) {
-    softmax<T><<<sat_blocks(x.heads * x.mask.m, WARPS), THREADS, 0, (cudaStream_t)l->stream>>>(x);
+    unsigned ctas = sat_blocks(x.heads * x.mask.m, WARPS);
+    if (x.softcap != 0) softmax<T, true><<<ctas, THREADS, 0, (cudaStream_t)l->stream>>>(x);
+    else softmax<T, false><<<ctas, THREADS, 0, (cudaStream_t)l->stream>>>(x);
     return sat_launched(l);
 }
 
@@ -288,7 +299,10 @@ static sat_status run_heads(const sat_launch *l, const passes *x, int64_t b, int
                       (float *)(w + at.largest),
                       (float *)(w + at.sum),
                       t->kv_heads,
-                      elements_of(l->pattern)};
+                      elements_of(l->pattern),
+                      (float)t->softcap,
+                      t->sinks ? (const float *)l->operands[sat_sinks_at(p)] + head : NULL,
+                      per_kv};
     finish_args f = {(const float *)(w + at.product),
                      s.largest,
                      s.sum,
@@ -296,7 +310,7 @@ static sat_status run_heads(const sat_launch *l, const passes *x, int64_t b, int
                      t->lse ? (float *)l->operands[4] + (b * t->heads + head) * p->m : NULL,
                      t->kv_heads,
                      p->m,
-                     t->dim,
+                     sat_value_dim(t),
                      per_kv * t->o.head_stride,
                      t->o.row_stride,
                      per_kv * p->m,

@@ -35,9 +35,44 @@ template <int SIZE_, int D_, int KEYS_, int STAGES_, int CTAS_> struct tile_shap
 
 // ---- load ----
 
-// One warp: begins to copy its keys of a step, and their values.
+// A vector of a row of a tile: `inside` of its elements, then zeros. Those of rows that do not begin on 16 bytes are
+// copied by element.
 template <typename S>
+__device__ __forceinline__ void load_any(uint32_t to, const char *from, int inside, bool aligned) {
+    if (aligned) {
+        cp_async_16(to, from, S::SIZE * inside);
+    } else if (S::SIZE == 2) {
+        attention_copy_elements(to, from, inside);
+    } else {
+        for (int e = 0; e < 4; e++) cp_async_small<4>(to + 4 * e, from + (e < inside ? 4 * e : 0), e < inside ? 4 : 0);
+    }
+}
+
+// The same of a warp's keys of a step and their values.
+template <typename S>
+__device__ __forceinline__ void load_step_any(const attention_args &x, const attention_cta &c, int step, uint32_t to) {
+    attention_step t = attention_step_at(x.schedule, c.steps, step);
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first = t.first + warp * S::KEYS;
+    int count = t.count - warp * S::KEYS;
+#pragma unroll 2
+    for (int at = lane; at < S::KEYS * S::VECTORS; at += 32) {
+        int row = at / S::VECTORS, vec16 = at % S::VECTORS, column = vec16 * S::VECTOR;
+        int of_key = row < count ? max(0, min(S::VECTOR, x.dim - column)) : 0;
+        int of_value = row < count ? max(0, min(S::VECTOR, x.options.value_dim - column)) : 0;
+        int64_t k = of_key ? S::SIZE * (first + row) * x.k_at.row_stride + vec16 * 16 : 0;
+        int64_t v = of_value ? S::SIZE * (first + row) * x.v_at.row_stride + vec16 * 16 : 0;
+        load_any<S>(to + S::place(row, vec16), c.keys + k, of_key, x.options.aligned);
+        load_any<S>(to + S::TILE + S::place(row, vec16), c.values + v, of_value, x.options.aligned);
+    }
+}
+
+// One warp: begins to copy its keys of a step, and their values.
+template <typename S, bool OPTIONS>
 __device__ __forceinline__ void load_step(const attention_args &x, const attention_cta &c, int step, uint32_t to) {
+    if constexpr (OPTIONS) {
+        load_step_any<S>(x, c, step, to);
+        return;
+    }
     attention_step t = attention_step_at(x.schedule, c.steps, step);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first = t.first + warp * S::KEYS;
     int count = t.count - warp * S::KEYS;
@@ -62,14 +97,17 @@ __device__ __forceinline__ bool row_at(const split_args &x, const attention_work
     return query < work.t.end && row < ROWS / x.packed * x.packed;
 }
 
-template <typename S>
+template <typename S, bool OPTIONS>
 __device__ __forceinline__ void load_queries(const split_args &x, const attention_work &work, uint32_t to) {
     for (int at = threadIdx.x; at < ROWS * S::VECTORS; at += THREADS) {
         int row = at / S::VECTORS, vec16 = at % S::VECTORS, query, head;
         bool inside = row_at(x, work, row, query, head) && vec16 * S::VECTOR < x.a.dim;
         const char *from = x.a.q;
         if (inside) from += S::SIZE * sat_heads_at(&x.a.q_at, work.batch, head, query) + vec16 * 16;
-        cp_async_16(to + S::place(row, vec16), from, inside ? 16 : 0);
+        if constexpr (OPTIONS)
+            load_any<S>(to + S::place(row, vec16), from, inside ? min(S::VECTOR, x.a.dim - vec16 * S::VECTOR) : 0,
+                        x.a.options.aligned);
+        else cp_async_16(to + S::place(row, vec16), from, inside ? 16 : 0);
     }
 }
 
@@ -81,20 +119,18 @@ __device__ __forceinline__ float factor_of(float m, float largest, float c) {
 }
 
 // One element of O; with the first of a row, its LSE.
-template <typename E>
+template <typename E, bool OPTIONS>
 __device__ __forceinline__ void store_element(const split_args &x, const attention_work &work, int row, int column,
                                               float value, float m, float sum) {
     int query, head;
     if (!row_at(x, work, row, query, head)) return;
-    float factor = sum > 0 ? 1 / sum : sum == 0 ? 0 : sum;
-    ((E *)x.a.o)[sat_heads_at(&x.a.o_at, work.batch, head, query) + column] = E(value * factor);
-    if (column == 0 && x.a.lse)
-        x.a.lse[((int64_t)work.batch * x.all_heads + head) * x.a.m + query] =
-            sum > 0 ? (__fmul_rn(m, x.a.scale_log2) + log2f(sum)) * 0.69314718056f : -INFINITY;
+    float *lse = column == 0 && x.a.lse ? x.a.lse + ((int64_t)work.batch * x.all_heads + head) * x.a.m + query : NULL;
+    attention_end_row<OPTIONS>(x.a, head, m, sum, lse);
+    ((E *)x.a.o)[sat_heads_at(&x.a.o_at, work.batch, head, query) + column] = E(value * sum);
 }
 
 // Reduces the sums of the warps: to O, or to this split's part of the partial results.
-template <typename E, typename S>
+template <typename E, typename S, bool OPTIONS>
 __device__ __forceinline__ void epilogue(const split_args &x, const attention_work &work, float *memory,
                                          const float (&o)[1][S::D / 8][4], const float (&m)[2], const float (&sum)[2]) {
     float *rows = memory + WARPS * ROWS * S::D;
@@ -121,7 +157,8 @@ __device__ __forceinline__ void epilogue(const split_args &x, const attention_wo
             all += factor * rows[(w * ROWS + row) * 2 + 1], value += factor * memory[(w * ROWS + row) * S::D + column];
         }
         if (x.splits == 1) {
-            if (column < x.a.dim) store_element<E>(x, work, row, column, value, largest, all);
+            if (column < (OPTIONS ? x.a.options.value_dim : x.a.dim))
+                store_element<E, OPTIONS>(x, work, row, column, value, largest, all);
             continue;
         }
         x.partial[(int64_t)blockIdx.x * ROWS * S::D + at] = value;
@@ -187,7 +224,7 @@ template <typename S> struct warp_products<sat_tf32_math, S> {
 
 // ---- kernels ----
 
-template <typename MATH, typename S>
+template <typename MATH, typename S, bool OPTIONS>
 static __global__ void __launch_bounds__(THREADS, S::CTAS) split_forward(const __grid_constant__ split_args x) {
     typedef typename MATH::element E;
     extern __shared__ __align__(16) char memory[];
@@ -203,11 +240,11 @@ static __global__ void __launch_bounds__(THREADS, S::CTAS) split_forward(const _
         c.values = x.a.v + S::SIZE * sat_heads_at(&x.a.v_at, c.work.batch, kv_head, 0);
         begin = (int)((int64_t)c.steps.count * split / x.splits);
         end = (int)((int64_t)c.steps.count * (split + 1) / x.splits);
-        load_queries<S>(x, c.work, q);
+        load_queries<S, OPTIONS>(x, c.work, q);
         cp_async_commit_group();
 #pragma unroll 1
         for (int s = 0; s < S::STAGES - 1; s++) {
-            if (begin + s < end) load_step<S>(x.a, c, begin + s, ring + s * S::STAGE);
+            if (begin + s < end) load_step<S, OPTIONS>(x.a, c, begin + s, ring + s * S::STAGE);
             cp_async_commit_group();
         }
         if (threadIdx.x == 0) cta = c;
@@ -224,10 +261,11 @@ static __global__ void __launch_bounds__(THREADS, S::CTAS) split_forward(const _
         cp_async_wait_group<S::STAGES - 2>();
         __syncwarp(); // the stage is full, and every lane has read the one before
         int next = step + S::STAGES - 1;
-        if (next < end) load_step<S>(x.a, cta, next, ring + (next - begin) % S::STAGES * S::STAGE);
+        if (next < end) load_step<S, OPTIONS>(x.a, cta, next, ring + (next - begin) % S::STAGES * S::STAGE);
         cp_async_commit_group();
         float s[1][S::KEYS / 8][4] = {}, scale[1][2];
         products.scores(s, stage);
+        if (OPTIONS && x.a.options.cap != 0) attention_cap_scores(s, x.a.options.cap);
         attention_step t = attention_step_at(x.a.schedule, cta.steps, step);
         if (t.edge)
             for (int h = 0; h < 2; h++) {
@@ -253,24 +291,24 @@ static __global__ void __launch_bounds__(THREADS, S::CTAS) split_forward(const _
     }
     cp_async_wait_group<0>();
     __syncthreads();
-    epilogue<E, S>(x, cta.work, (float *)memory, o, r.m[0], r.sum[0]);
+    epilogue<E, S, OPTIONS>(x, cta.work, (float *)memory, o, r.m[0], r.sum[0]);
 }
 
 // The split reduction: a CTA reduces the partial results of a tile, in their order.
-template <typename E, int D> static __global__ void split_reduce(const __grid_constant__ split_args x) {
+template <typename E, int D, bool OPTIONS> static __global__ void split_reduce(const __grid_constant__ split_args x) {
     attention_work work = attention_work_at(x.a.schedule, blockIdx.x);
     const float *rows = x.rows + (int64_t)blockIdx.x * x.splits * ROWS * 2;
     const float *partial = x.partial + (int64_t)blockIdx.x * x.splits * ROWS * D;
     for (int at = threadIdx.x; at < ROWS * D; at += blockDim.x) {
         int row = at / D, column = at % D;
-        if (column >= x.a.dim) continue;
+        if (column >= (OPTIONS ? x.a.options.value_dim : x.a.dim)) continue;
         float largest = -INFINITY, all = 0, value = 0;
         for (int i = 0; i < x.splits; i++) largest = fmaxf(largest, rows[(i * ROWS + row) * 2]);
         for (int i = 0; i < x.splits; i++) {
             float factor = factor_of(rows[(i * ROWS + row) * 2], largest, x.a.scale_log2);
             all += factor * rows[(i * ROWS + row) * 2 + 1], value += factor * partial[i * ROWS * D + at];
         }
-        store_element<E>(x, work, row, column, value, largest, all);
+        store_element<E, OPTIONS>(x, work, row, column, value, largest, all);
     }
 }
 
@@ -279,8 +317,9 @@ template <typename E, int D> static __global__ void split_reduce(const __grid_co
 struct instance {
     sat_dtype dtype;
     int max_dim, step_keys, ctas, bytes;
-    void (*forward)(split_args);
-    void (*reduce)(split_args);
+    struct {
+        void (*forward)(split_args), (*reduce)(split_args);
+    } plain, with_options;
 };
 
 template <typename MATH, typename S> static constexpr instance instance_of() {
@@ -289,8 +328,8 @@ template <typename MATH, typename S> static constexpr instance instance_of() {
             S::STEP_KEYS,
             S::CTAS,
             S::BYTES,
-            split_forward<MATH, S>,
-            split_reduce<typename MATH::element, S::D>};
+            {split_forward<MATH, S, false>, split_reduce<typename MATH::element, S::D, false>},
+            {split_forward<MATH, S, true>, split_reduce<typename MATH::element, S::D, true>}};
 }
 
 // Bytes of an element, D, a warp's keys, stages, CTAs a multiprocessor; of each dtype the head sizes in rising order.
@@ -308,7 +347,7 @@ static const instance instances[] = {
 
 static const instance *instance_for(const sat_variant *v, const sat_problem *p) {
     for (const instance &k : instances)
-        if (k.dtype == v->instance.dtype && p->attention.dim <= k.max_dim) return &k;
+        if (k.dtype == v->instance.dtype && attention_widest(p) <= k.max_dim) return &k;
     return NULL;
 }
 
@@ -351,13 +390,18 @@ static int64_t most_queries(const sat_problem *p, const sat_device *d) {
     return large_tiles < d->multiprocessors ? 32 * ROWS : 4 * ROWS;
 }
 
-static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    if (!sat_attention_is_plain(p)) return false;
+// O is stored by element: its rows may begin anywhere.
+static bool reads_aligned(const sat_problem *p) {
     const sat_attention *t = &p->attention;
+    return p->a_align >= 16 && attention_rows_aligned(&t->q) && attention_rows_aligned(&t->k) &&
+           attention_rows_aligned(&t->v);
+}
+
+static bool needs_options(const sat_problem *p) { return !sat_attention_is_plain(p) || !reads_aligned(p); }
+
+static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     const instance *k = instance_for(v, p);
-    if (!k || p->a_dtype != k->dtype || p->a_align < 16) return false;
-    if (!attention_rows_aligned(&t->q) || !attention_rows_aligned(&t->k) || !attention_rows_aligned(&t->v))
-        return false;
+    if (!k || p->a_dtype != k->dtype) return false;
     if (p->m > most_queries(p, d) * sat_max(1, a->sequences)) return false;
     if (max_tiles(p, a) * (double)splits_of(k, p, a, d) >= 1 << 30) return false;
     return k->bytes <= d->shared_bytes && attention_schedule_fits(p, a, tiling_of(k, p, a));
@@ -367,7 +411,8 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
     const instance *k = instance_for(v, p);
     attention_tiling s = tiling_of(k, p, a);
     double pairs = attention_visited_pairs(p, a, s) / (double)packed_heads(p, a) / (double)s.q_rows;
-    double bytes = pairs * 2 * (double)sat_dtype_size(p->a_dtype) * (double)p->attention.dim; // once a tile
+    double bytes = pairs * (double)sat_dtype_size(p->a_dtype) *
+                   (double)(p->attention.dim + sat_value_dim(&p->attention)); // once a tile
     double first = fmin(bytes, sat_attention_bytes(p, a)), again = bytes - first;
     double resident = (double)d->multiprocessors * k->ctas, splits = (double)splits_of(k, p, a, d);
     double busy = fmin(1, max_tiles(p, a) * splits / resident);
@@ -392,7 +437,8 @@ static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pa
 static sat_status prepare(const sat_prepare *q, void **state) {
     const sat_problem *p = q->problem;
     const instance *k = instance_for(q->variant, p);
-    sat_status status = attention_allow_shared(q, (const void *)k->forward, k->bytes);
+    const void *forward = (const void *)(needs_options(p) ? k->with_options : k->plain).forward;
+    sat_status status = attention_allow_shared(q, forward, k->bytes);
     if (status != SAT_OK) return status;
     split_args *x = (split_args *)calloc(1, sizeof *x);
     if (!x) return sat_fail(SAT_OUT_OF_MEMORY, "%s: state", q->variant->name);
@@ -414,8 +460,10 @@ static sat_status launch(const sat_launch *l) {
     unsigned tiles = attention_work_count(&x.a.schedule);
     if (tiles == 0) return SAT_OK;
     attention_fill_args(&x.a, l);
-    k->forward<<<tiles *(unsigned)x.splits, THREADS, k->bytes, (cudaStream_t)l->stream>>>(x);
-    if (x.splits > 1) k->reduce<<<tiles, 256, 0, (cudaStream_t)l->stream>>>(x);
+    x.a.options.aligned = reads_aligned(l->problem);
+    const auto &kernels = needs_options(l->problem) ? k->with_options : k->plain;
+    kernels.forward<<<tiles *(unsigned)x.splits, THREADS, k->bytes, (cudaStream_t)l->stream>>>(x);
+    if (x.splits > 1) kernels.reduce<<<tiles, 256, 0, (cudaStream_t)l->stream>>>(x);
     return sat_launched(l);
 }
 

@@ -1,5 +1,6 @@
 // cuda_attention_tiled: fused attention in tiles without tensor cores, dense and block-sparse. For f32, and for 16-bit
-// operands whose rows do not begin on 16 bytes. Any head size up to 256, any strides.
+// operands whose rows do not begin on 16 bytes. Any head size up to 256, any strides; with OPTIONS values of another
+// size, soft caps and sinks.
 //
 // A thread has 8 queries by BN/16 keys of the scores, then 8 queries by D/16 columns of O. Weights pass through the
 // half warp's own rows of shared memory in between. A long f32 sum over keys is made of parts (SAT_SUM_PART): the parts
@@ -57,14 +58,14 @@ __device__ __forceinline__ void softmax(float (&s)[S::ROWS][S::KEYS], row_state<
 
 // Adds a row's part of a long sum to O, where those before it are, and starts the next part from zero. `part_m` is the
 // row maximum that O is relative to. The whole warp calls it, with `to` NULL for rows that do not exist.
-template <typename T, typename S>
+template <typename T, typename S, bool OPTIONS>
 __device__ __forceinline__ void add_part(const attention_args &x, T *to, float (&o)[S::VECTORS * 4], float m,
                                          float *part_m, int column, bool first) {
     float scale = first ? 0 : attention_rescale(*part_m, m, x.scale_log2);
 #pragma unroll
     for (int e = 0; e < S::VECTORS * 4; e++) {
         int at = e / 4 * 64 + 4 * column + e % 4;
-        if (to && at < x.dim) to[at] = T(first ? o[e] : (float)to[at] * scale + o[e]);
+        if (to && at < (OPTIONS ? x.options.value_dim : x.dim)) to[at] = T(first ? o[e] : (float)to[at] * scale + o[e]);
         o[e] = 0;
     }
     __syncwarp(); // all have read part_m
@@ -72,7 +73,7 @@ __device__ __forceinline__ void add_part(const attention_args &x, T *to, float (
 }
 
 // LSE and O = o/sum, with the parts before added.
-template <typename T, typename S>
+template <typename T, typename S, bool OPTIONS>
 __device__ __forceinline__ void epilogue(const attention_args &x, const attention_work &work,
                                          const float (&o)[S::ROWS][S::VECTORS * 4], const row_state<S> &r,
                                          const float *weights, int row, int column, bool parts) {
@@ -83,23 +84,23 @@ __device__ __forceinline__ void epilogue(const attention_args &x, const attentio
         for (int d = 8; d > 0; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
         int query = work.t.first + row + i;
         if (query >= work.t.end) continue;
-        if (x.lse && column == 0)
-            x.lse[((int64_t)work.batch * x.schedule.heads + work.head) * x.m + query] =
-                sum > 0 ? (__fmul_rn(r.m[i], x.scale_log2) + log2f(sum)) * 0.69314718056f : -INFINITY;
-        float factor = sum > 0 ? 1 / sum : sum == 0 ? 0 : sum; // NaN stays
+        float *lse =
+            x.lse && column == 0 ? x.lse + ((int64_t)work.batch * x.schedule.heads + work.head) * x.m + query : NULL;
+        attention_end_row<OPTIONS>(x, work.head, r.m[i], sum, lse);
         float before = parts ? attention_rescale(weights[(row + i) * S::WEIGHTS + S::BN], r.m[i], x.scale_log2) : 0;
         T *to = (T *)x.o + sat_heads_at(&x.o_at, work.batch, work.head, query);
 #pragma unroll
         for (int e = 0; e < S::VECTORS * 4; e++) {
             int at = e / 4 * 64 + 4 * column + e % 4;
-            if (at < x.dim) to[at] = T((parts ? (float)to[at] * before + o[i][e] : o[i][e]) * factor);
+            if (at < (OPTIONS ? x.options.value_dim : x.dim))
+                to[at] = T((parts ? (float)to[at] * before + o[i][e] : o[i][e]) * sum);
         }
     }
 }
 
 // ---- kernel ----
 
-template <typename T, typename S>
+template <typename T, typename S, bool OPTIONS>
 static __global__ void __launch_bounds__(S::THREADS, S::CTAS)
     attention_forward(const __grid_constant__ attention_args x, bool aligned) {
     extern __shared__ __align__(16) float shared[];
@@ -110,7 +111,8 @@ static __global__ void __launch_bounds__(S::THREADS, S::CTAS)
         attention_step t = attention_step_at(x.schedule, c.steps, step);
         const sat_heads &at = of_values ? x.v_at : x.k_at;
         const T *from = (const T *)(of_values ? c.values : c.keys) + t.first * at.row_stride;
-        tiled_load<T, S::BN, S::D, S::THREADS>(of_values ? v : k, from, at.row_stride, t.count, x.dim, aligned);
+        tiled_load<T, S::BN, S::D, S::THREADS, OPTIONS>(of_values ? v : k, from, at.row_stride, t.count,
+                                                        OPTIONS && of_values ? x.options.value_dim : x.dim, aligned);
         cp_async_commit_group();
     };
     {
@@ -122,8 +124,8 @@ static __global__ void __launch_bounds__(S::THREADS, S::CTAS)
         c.values = (const char *)((const T *)x.v + sat_heads_at(&x.v_at, c.work.batch, kv_head, 0));
         count = c.steps.count;
         const T *from = (const T *)x.q + sat_heads_at(&x.q_at, c.work.batch, c.work.head, c.work.t.first);
-        tiled_load<T, S::BM, S::D, S::THREADS>(q, from, x.q_at.row_stride, c.work.t.end - c.work.t.first, x.dim,
-                                               aligned);
+        tiled_load<T, S::BM, S::D, S::THREADS, OPTIONS>(q, from, x.q_at.row_stride, c.work.t.end - c.work.t.first,
+                                                        x.dim, aligned);
         if (thread == 0) cta = c;
         if (count > 0) load(c, 0, false);
         cp_async_wait_group<0>();
@@ -142,6 +144,11 @@ static __global__ void __launch_bounds__(S::THREADS, S::CTAS)
         load(cta, step, true);
         float s[S::ROWS][S::KEYS];
         tiled_product<S>(s, q + row * S::PITCH, k, column);
+        if (OPTIONS && x.options.cap != 0)
+#pragma unroll
+            for (int i = 0; i < S::ROWS; i++)
+#pragma unroll
+                for (int j = 0; j < S::KEYS; j++) s[i][j] = tanhf(s[i][j] * x.options.cap);
         attention_step t = attention_step_at(x.schedule, cta.steps, step);
         if (t.edge) {
             const attention_tile &own = cta.work.t;
@@ -167,11 +174,11 @@ static __global__ void __launch_bounds__(S::THREADS, S::CTAS)
                 const attention_work &work = cta.work;
                 int query = work.t.first + row + i;
                 T *to = (T *)x.o + sat_heads_at(&x.o_at, work.batch, work.head, query);
-                add_part<T, S>(x, query < work.t.end ? to : NULL, o[i], r.m[i],
-                               weights + (row + i) * S::WEIGHTS + S::BN, column, step + 1 == S::PART_STEPS);
+                add_part<T, S, OPTIONS>(x, query < work.t.end ? to : NULL, o[i], r.m[i],
+                                        weights + (row + i) * S::WEIGHTS + S::BN, column, step + 1 == S::PART_STEPS);
             }
     }
-    epilogue<T, S>(x, cta.work, o, r, weights, row, column, sizeof(T) == 4 && count > S::PART_STEPS);
+    epilogue<T, S, OPTIONS>(x, cta.work, o, r, weights, row, column, sizeof(T) == 4 && count > S::PART_STEPS);
 }
 
 // ---- instances ----
@@ -179,15 +186,21 @@ static __global__ void __launch_bounds__(S::THREADS, S::CTAS)
 struct instance {
     int tile_m, max_dim; // tile_m of a variant; head sizes up to max_dim
     int bm, bn, threads, ctas, bytes;
-    void (*forward[3])(attention_args, bool); // f32, f16, bf16
+    void (*plain[3])(attention_args, bool), (*with_options[3])(attention_args, bool); // f32, f16, bf16
 };
 
 template <typename S> static constexpr instance instance_of(int tile_m) {
-    return {
-        tile_m,     S::D,
-        S::BM,      S::BN,
-        S::THREADS, S::CTAS,
-        S::BYTES,   {attention_forward<float, S>, attention_forward<__half, S>, attention_forward<__nv_bfloat16, S>}};
+    return {tile_m,
+            S::D,
+            S::BM,
+            S::BN,
+            S::THREADS,
+            S::CTAS,
+            S::BYTES,
+            {attention_forward<float, S, false>, attention_forward<__half, S, false>,
+             attention_forward<__nv_bfloat16, S, false>},
+            {attention_forward<float, S, true>, attention_forward<__half, S, true>,
+             attention_forward<__nv_bfloat16, S, true>}};
 }
 
 // D, BM, BN, CTAs a multiprocessor; of each tile the head sizes in rising order.
@@ -199,8 +212,12 @@ static const instance instances[] = {
 
 static const instance *instance_for(const sat_variant *v, const sat_problem *p) {
     for (const instance &k : instances)
-        if (k.tile_m == v->instance.tile_m && p->attention.dim <= k.max_dim) return &k;
+        if (k.tile_m == v->instance.tile_m && attention_widest(p) <= k.max_dim) return &k;
     return NULL;
+}
+
+static void (*kernel_for(const instance *k, const sat_problem *p))(attention_args, bool) {
+    return (sat_attention_is_plain(p) ? k->plain : k->with_options)[tiled_type(p->a_dtype)];
 }
 
 static attention_tiling tiling_of(const instance *k) { return {k->bm, k->bn, false}; }
@@ -208,7 +225,6 @@ static attention_tiling tiling_of(const instance *k) { return {k->bm, k->bn, fal
 // ---- host ----
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    if (!sat_attention_is_plain(p)) return false;
     const instance *k = instance_for(v, p);
     return k && tiled_type(p->a_dtype) >= 0 && k->bytes <= d->shared_bytes &&
            attention_schedule_fits(p, a, tiling_of(k));
@@ -232,8 +248,7 @@ static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pa
 
 static sat_status prepare(const sat_prepare *q, void **state) {
     const instance *k = instance_for(q->variant, q->problem);
-    return attention_prepare(q, (const void *)k->forward[tiled_type(q->problem->a_dtype)], k->bytes, tiling_of(k),
-                             state);
+    return attention_prepare(q, (const void *)kernel_for(k, q->problem), k->bytes, tiling_of(k), state);
 }
 
 static bool rows_aligned(const sat_problem *p) {
@@ -248,8 +263,7 @@ static sat_status launch(const sat_launch *l) {
     unsigned ctas = attention_work_count(&x.schedule);
     if (ctas == 0) return SAT_OK;
     attention_fill_args(&x, l);
-    k->forward[tiled_type(l->problem->a_dtype)]<<<ctas, k->threads, k->bytes, (cudaStream_t)l->stream>>>(
-        x, rows_aligned(l->problem));
+    kernel_for(k, l->problem)<<<ctas, k->threads, k->bytes, (cudaStream_t)l->stream>>>(x, rows_aligned(l->problem));
     return sat_launched(l);
 }
 

@@ -8,24 +8,32 @@
 #include "kernels/cuda/common/ptx_sm80.cuh"
 
 /* Copies `count` rows as floats; zero beyond them and beyond `dim`. f32 is copied by cp.async, 16 bytes at a time where
- * `aligned` says that rows begin on 16 bytes. */
-template <typename T, int ROWS, int D, int THREADS>
+ * `aligned` says that rows begin on 16 bytes. OPTIONS: any `dim`, otherwise a multiple of 4. */
+template <typename T, int ROWS, int D, int THREADS, bool OPTIONS>
 __device__ __forceinline__ void tiled_load(float *to, const T *from, int64_t stride, int count, int dim, bool aligned) {
     constexpr int QUADS = D / 4, PITCH = D + 4;
 #pragma unroll 4
     for (int at = threadIdx.x; at < ROWS * QUADS; at += THREADS) {
         int row = at / QUADS, column = at % QUADS * 4;
         bool inside = row < count && column < dim;
+        int left = OPTIONS ? min(dim - column, 4) : 4; // elements, where it is inside
         const T *source = inside ? from + row * stride + column : from;
         float *place = to + row * PITCH + column;
         if (sizeof(T) == 4 && aligned) {
-            cp_async_16(smem_address(place), source, inside ? 16 : 0);
+            cp_async_16(smem_address(place), source, inside ? 4 * left : 0);
         } else if (sizeof(T) == 4) {
             for (int e = 0; e < 4; e++)
-                cp_async_small<4>(smem_address(place + e), source + (inside ? e : 0), inside ? 4 : 0);
+                cp_async_small<4>(smem_address(place + e), source + (inside && e < left ? e : 0),
+                                  inside && e < left ? 4 : 0);
         } else {
             float4 x = make_float4(0, 0, 0, 0);
-            if (inside) x = make_float4((float)source[0], (float)source[1], (float)source[2], (float)source[3]);
+            if (inside && left == 4) {
+                x = make_float4((float)source[0], (float)source[1], (float)source[2], (float)source[3]);
+            } else if (inside) {
+                x.x = (float)source[0];
+                if (left > 1) x.y = (float)source[1];
+                if (left > 2) x.z = (float)source[2];
+            }
             *(float4 *)place = x;
         }
     }
