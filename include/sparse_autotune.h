@@ -310,19 +310,19 @@ SAT_API void sat_pattern_free(sat_pattern *pattern); /* safe while plans made fr
 
 /* Indices that change: a mask that is new at every step, a matrix that is pruned as it is trained. They stay where they
  * are, in memory of the context's device, and anybody's kernels may rewrite them between runs, in a CUDA graph too. A
- * run takes them as they are when it comes to be: it validates them into a copy that the plan owns, makes the transposed
- * index from that where the problem needs it, and multiplies; nothing passes through the host, nothing waits. Values
- * have room for `capacity` blocks, and a block's place among them is that of its column in col_idx.
+ * run takes them as they are when it comes to be: it validates them into a copy that the plan owns, makes the
+ * transposed index from that where the problem needs it, and multiplies; nothing passes through the host, nothing
+ * waits. Values have room for `capacity` blocks, and a block's place among them is that of its column in col_idx.
  *
  * The hints say what to tune for. Patterns of one shape, capacity and hints share a plan's key, so that a new mask is a
  * hit and not a race; a variant that serves one was checked on empty, full, uneven and faulty masks.
  *
- * Indices that break the rules are never followed out of bounds. A block row whose columns are out of range, unsorted or
- * repeated is empty. So is the first row whose row pointers do not begin with 0, decrease or go beyond the capacity,
+ * Indices that break the rules are never followed out of bounds. A block row whose columns are out of range, unsorted
+ * or repeated is empty. So is the first row whose row pointers do not begin with 0, decrease or go beyond the capacity,
  * and all rows after it. The product of an empty row is zero; the sampled product writes zeros into every block that no
  * row has, up to the capacity. A run that sees a fault returns SAT_BAD_ROW_PTR, SAT_COLUMN_RANGE or SAT_COLUMN_ORDER,
  * its outputs written: on a CPU the run that had it, on a GPU, where no run waits, a later one of the same plan. Each
- * fault is returned once, by such a run or by sat_pattern_fault. */
+ * fault is returned once, by such a run or by sat_pattern_fault. A run whose output has no elements reads nothing. */
 typedef struct sat_dynamic_bsr {
     size_t size;
     int64_t rows, cols;
@@ -339,8 +339,8 @@ typedef struct sat_dynamic_bsr {
  * that holds such a run. For products and sampled products; attention refuses such a pattern so far. */
 SAT_API sat_status sat_pattern_create_dynamic(sat_context *context, const sat_dynamic_bsr *indices,
                                               sat_pattern **pattern);
-/* Returns the fault of a run on this pattern that no run has returned yet; SAT_OK where there is none. `wait`: first for
- * everything that is queued on the device. Without, it sees the runs that are done. */
+/* Returns the fault of a run on this pattern that no run has returned yet; SAT_OK where there is none. `wait`: first
+ * for everything that is queued on the device. Without, it sees the runs that are done. */
 SAT_API sat_status sat_pattern_fault(const sat_pattern *pattern, bool wait);
 
 /* What a pattern looks like: the library's own copy, valid as long as the pattern. This is what variants read. */

@@ -181,11 +181,12 @@ static sat_status skewed(const sat_bench *s, sat_pattern **pattern) {
 }
 
 static sat_status on_pattern(trials *t, sat_runner *second, const sat_pattern_view *other, const sat_check_case *c) {
-    const sat_pattern_view *raced = t->bench->pattern;
+    const sat_pattern_view *raced = t->bench->pattern, *run_with = t->bench->run_with;
     t->bench->pattern = other;
+    if (!run_with->dynamic) t->bench->run_with = other;
     sat_status status = sat_bench_fill(t->bench, c->probe, c->fill_case, t->seed + 1);
     if (status == SAT_OK) status = check(t, second, other == raced ? "by a second plan" : c->label);
-    t->bench->pattern = raced;
+    t->bench->pattern = raced, t->bench->run_with = run_with;
     return status;
 }
 
@@ -230,7 +231,8 @@ static sat_status in_turns(trials *t, sat_runner *second, const sat_pattern_view
 /* The indices change and the plan stays: masks of all kinds under the one that was prepared before any of them. */
 static sat_status other_masks(trials *t) {
     if (!t->bench->run_with->dynamic) return SAT_OK;
-    for (int kind = SAT_MASKS - 1; kind >= 0 && t->finding->ok; kind--) { /* the last is as expected, for what follows */
+    for (int kind = SAT_MASKS - 1; kind >= 0 && t->finding->ok;
+         kind--) { /* the last is as expected, for what follows */
         SAT_TRY(sat_bench_lay_mask(t->bench, (sat_mask_kind)kind, t->seed + 3 + (uint64_t)kind));
         SAT_TRY(sat_bench_fill(t->bench, SAT_PROBE_STRUCTURE, SAT_FILL_TINY, t->seed + 11 + (uint64_t)kind));
         SAT_TRY(check(t, t->runner, sat_mask_labels[kind]));
@@ -252,7 +254,8 @@ static sat_status on_same_pattern(trials *t) {
 static sat_status second_pattern(const trials *t, sat_pattern **pattern, const sat_pattern_view **view) {
     const sat_bench *s = t->bench;
     *pattern = NULL, *view = s->pattern;
-    if (s->run_with->dynamic || s->pattern->stored_blocks == 0 || s->pattern->stored_blocks == s->pattern->grid_rows * s->pattern->grid_cols)
+    if (s->run_with->dynamic || s->pattern->stored_blocks == 0 ||
+        s->pattern->stored_blocks == s->pattern->grid_rows * s->pattern->grid_cols)
         return SAT_OK;
     SAT_TRY(skewed(s, pattern));
     if (!*pattern) return SAT_OK;

@@ -12,9 +12,9 @@ struct sat_tracker {
     sat_index_copy copy;
     void *memory;
     size_t bytes;
-    _Atomic uint64_t returned;      /* of fault->runs, so many were returned */
-    int cleared;                    /* the output of values; -1: none */
-    sat_block_values values;        /* its blocks, without the base */
+    _Atomic uint64_t returned; /* of fault->runs, so many were returned */
+    int cleared;               /* the output of values; -1: none */
+    sat_block_values values;   /* its blocks, without the base */
 };
 
 void sat_dynamic_init(sat_dynamic *s, sat_index_type type, const void *row_ptr, const void *col_idx) {
@@ -80,8 +80,7 @@ static void leave(sat_tracker *t) {
 static size_t lay_out(sat_index_copy *x, bool columns, void *memory, size_t scratch) {
     size_t rows = (size_t)x->grid_rows, cols = (size_t)x->grid_cols, blocks = (size_t)x->capacity, at = 0;
     uintptr_t base = (uintptr_t)memory;
-#define PLACE(field, count)                                                                                            \
-    (x->field = (void *)(base + at), at = (at + (count) * sizeof *x->field + 255) / 256 * 256)
+#define PLACE(field, count) (x->field = (void *)(base + at), at = (at + (count) * sizeof *x->field + 255) / 256 * 256)
     PLACE(row_ptr, rows + 1);
     PLACE(row_end, rows + 1);
     PLACE(col_idx, blocks);

@@ -20,7 +20,7 @@ extern const char *const sat_mask_labels[SAT_MASKS]; /* for messages */
 
 /* Both as a caller would write it and as it must be understood: the rows that are made faulty are empty. */
 typedef struct sat_mask {
-    int64_t *raw_ptr, *raw_col;            /* grid_rows + 1, capacity */
+    int64_t *raw_ptr, *raw_col;           /* grid_rows + 1, capacity */
     int64_t *row_ptr, *row_end, *col_idx; /* grid_rows + 1, grid_rows, capacity */
 } sat_mask;
 

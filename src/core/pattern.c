@@ -252,7 +252,8 @@ static void destroy(sat_pattern *p) {
     if (p->device_offsets) p->backend->free(&p->device, p->device_offsets);
     if (p->device_row_end) p->backend->free(&p->device, p->device_row_end);
     if (p->is_dynamic) sat_dynamic_end(&p->dynamic);
-    free(p->row_ptr), free(p->row_end), free(p->col_idx), free(p->t_ptr), free(p->t_block), free(p->t_row), free(p->offsets);
+    free(p->row_ptr), free(p->row_end), free(p->col_idx), free(p->t_ptr), free(p->t_block), free(p->t_row),
+        free(p->offsets);
     pthread_mutex_destroy(&p->lock);
     free(p);
 }

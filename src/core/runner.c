@@ -157,8 +157,7 @@ sat_status sat_runner_launch(sat_runner *r, void *const *operands, void *stream)
     unsigned messages = sat_messages();
     sat_range_push(r->variant->name);
     sat_status status = r->tracker ? sat_tracker_before(r->tracker, l.threads, stream) : SAT_OK;
-    if (status == SAT_OK)
-        status = failed(r, "launch", whole ? r->variant->launch(&l) : launch_items(r, l), messages);
+    if (status == SAT_OK) status = failed(r, "launch", whole ? r->variant->launch(&l) : launch_items(r, l), messages);
     if (status == SAT_OK && r->tracker) status = sat_tracker_after(r->tracker, operands, stream);
     sat_range_pop();
     r->ctx->backend->leave(&r->device, before);
