@@ -143,6 +143,14 @@ sat_status sat_tracker_open(sat_tracker **tracker, sat_context *ctx, const sat_d
         return sat_fail(SAT_OUT_OF_MEMORY, "%zu bytes for a copy of indices that change", bytes);
     }
     (void)lay_out(x, columns, t->memory, scratch);
+    sat_status status = ctx->backend->set(d, t->memory, 0, t->bytes); /* no index is ever anything but a valid one */
+    if (status == SAT_OK) status = ctx->backend->sync(d, ctx->backend->stream(d));
+    if (status != SAT_OK) {
+        ctx->backend->free_shared(&t->device, x->fault);
+        sat_free(ctx, t->memory);
+        free(t);
+        return status;
+    }
     show(t);
     find_output(t, p, a);
     join(t);

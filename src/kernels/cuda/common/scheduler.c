@@ -3,7 +3,8 @@
 
 sat_schedule sat_schedule_count(const sat_rows *r, int64_t share) {
     sat_schedule s = {0};
-    for (int64_t i = 0; i < r->count; i++) {
+    if (!r->ptr) s.items = r->count; /* each row is an item */
+    for (int64_t i = 0; r->ptr && i < r->count; i++) {
         int64_t parts = sat_schedule_parts(r->ptr[i + 1] - r->ptr[i], share);
         s.items += parts;
         if (parts > 1) s.splits++, s.partials += parts;

@@ -55,6 +55,7 @@ typedef struct sat_schedule {
  * read `times` times (once per tile of its output). At least `minimum`: for fewer blocks a partial sum costs more than
  * the balance gains. */
 static inline int64_t sat_schedule_share(const sat_rows *r, int64_t times, int64_t workers, int64_t minimum) {
+    if (!r->ptr) return INT64_MAX; /* the host does not see the rows (dynamic_items.cuh) */
     double fair = (double)r->ptr[r->count] * (double)times / (double)sat_max(1, workers);
     return sat_max(minimum, fair < 1e15 ? (int64_t)fair + 1 : INT64_MAX);
 }
@@ -156,6 +157,10 @@ static inline sat_device_schedule sat_whole_rows_schedule(const sat_rows *r) {
 static inline sat_status sat_upload_schedule(const sat_prepare *prepare, const sat_rows *r, int64_t share, char *to,
                                              sat_device_schedule *w) {
     sat_schedule s;
+    if (!r->ptr) { /* made before every launch */
+        w->items = r->count, w->item = (const sat_work_item *)to;
+        return SAT_OK;
+    }
     if (!sat_schedule_make(r, share, &s))
         return sat_fail(SAT_OUT_OF_MEMORY, "%s: schedule of %lld rows", prepare->variant->name, (long long)r->count);
     size_t items = (size_t)s.items * sizeof *s.item, splits = (size_t)s.splits * sizeof *s.split;
@@ -201,7 +206,7 @@ static inline sat_status sat_persistent_prepare(const sat_prepare *prepare, int6
 /* Work item i of a schedule, or row i where `items` is NULL. */
 __device__ __forceinline__ sat_work_item sat_work_item_at(const sat_rows &r, const sat_work_item *items, int64_t i) {
     if (items) return items[i];
-    sat_work_item whole = {r.ptr[i], (int32_t)i, (int32_t)(r.ptr[i + 1] - r.ptr[i]), -1, {}};
+    sat_work_item whole = {r.ptr[i], (int32_t)i, (int32_t)(r.end[i] - r.ptr[i]), -1, {}};
     return whole;
 }
 

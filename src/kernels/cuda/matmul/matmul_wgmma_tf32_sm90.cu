@@ -17,7 +17,7 @@
 // The rest is as in matmul_wgmma_sm90.cu: a tile is BM rows of a block row by BN columns of C, a persistent CTA has one
 // producer warp, two consumer warpgroups, and a ring of stages between them.
 
-#include "kernels/cuda/common/scheduler.h"
+#include "kernels/cuda/common/dynamic_items.cuh"
 #include "kernels/cuda/common/ptx_sm90.cuh"
 #include "kernels/cuda/common/ring.cuh"
 #include "kernels/cuda/common/epilogue.cuh"
@@ -566,7 +566,8 @@ template <typename S> static sat_status launch_tile(const sat_launch *l) {
     x.partials = (float *)st->work.partial, x.b_whole_chunks = p->n % 32 == 0;
     if (!tensormaps_reuse(st->made_for, l->operands) && !make_maps<S>(l, x, &st->maps))
         return tensormaps_failed(l, st->made_for);
-    sat_status status = start<S>(l, x, st->maps);
+    sat_status status = sat_renew_schedule(l, x.rows, st->work);
+    if (status == SAT_OK) status = start<S>(l, x, st->maps);
     return status == SAT_OK ? sat_launch_split_reduction(l, x.rows, x.epilogue.out, st->work) : status;
 }
 
@@ -603,7 +604,7 @@ SAT_FAMILY(cuda_matmul_wgmma_tf32) = {
     .revision = "1",
     .op = SAT_MATMUL,
     .backend = SAT_CUDA,
-    .flags = 0, // not SAT_V_BATCHED: one launch per batch item
+    .flags = SAT_V_DYNAMIC, // not SAT_V_BATCHED: one launch per batch item
     .about = "f32 as TF32 by TMA and wgmma on Hopper, block rows multiples of 64",
     .supports = supports,
     .estimate = estimate,
