@@ -343,6 +343,8 @@ SAT_API sat_status sat_pattern_create_dynamic(sat_context *context, const sat_dy
  * for everything that is queued on the device. Without, it sees the runs that are done. */
 SAT_API sat_status sat_pattern_fault(const sat_pattern *pattern, bool wait);
 
+typedef struct sat_dynamic sat_dynamic; /* the library's own */
+
 /* What a pattern looks like: the library's own copy, valid as long as the pattern. This is what variants read. */
 typedef struct sat_pattern_view {
     size_t size;
@@ -380,7 +382,7 @@ typedef struct sat_pattern_view {
      * only their addresses count, and in `launch`; on a GPU those of the host are NULL. row_ptr never decreases, and
      * row_ptr[grid_rows] says how many blocks are stored; a faulty row ends where it begins. Every column is one of the
      * matrix, also where no row has it. */
-    const struct sat_dynamic *dynamic;
+    const sat_dynamic *dynamic;
 } sat_pattern_view;
 
 SAT_API sat_status sat_pattern_get(const sat_pattern *pattern, sat_pattern_view *view); /* set view->size first */

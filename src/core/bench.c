@@ -64,7 +64,7 @@ static sat_status write_indices(const sat_bench *s, void *to, int64_t *indices, 
 
 sat_status sat_bench_lay_mask(sat_bench *s, sat_mask_kind kind, uint64_t seed) {
     const sat_pattern_view *a = &s->changing;
-    sat_mask mask;
+    sat_mask_indices mask;
     sat_pattern *made = NULL;
     SAT_TRY(sat_mask_make(a, s->source.type, kind, seed, &mask));
     sat_status status = sat_pattern_create_mask(s->ctx, a, &mask, &made);

@@ -62,7 +62,7 @@ static void lay_row(const sat_pattern_view *a, uint64_t seed, int64_t count, int
     }
 }
 
-static void lay_mask(const sat_pattern_view *a, sat_mask_kind kind, uint64_t seed, sat_mask *m) {
+static void lay_mask(const sat_pattern_view *a, sat_mask_kind kind, uint64_t seed, sat_mask_indices *m) {
     int64_t rows = a->grid_rows, *count = m->row_end;
     for (int64_t r = 0; r < rows; r++) count[r] = 0;
     if (rows > 0 && a->grid_cols > 0 && kind != SAT_MASK_EMPTY) {
@@ -92,7 +92,7 @@ static int64_t bad_column(const sat_pattern_view *a, sat_index_type type, uint64
 }
 
 /* About every third row that has blocks. */
-static void spoil_columns(const sat_pattern_view *a, sat_index_type type, uint64_t seed, sat_mask *m) {
+static void spoil_columns(const sat_pattern_view *a, sat_index_type type, uint64_t seed, sat_mask_indices *m) {
     bool some = false;
     for (int64_t r = 0; r < a->grid_rows; r++) {
         int64_t begin = m->row_ptr[r], count = m->row_end[r] - begin;
@@ -107,7 +107,7 @@ static void spoil_columns(const sat_pattern_view *a, sat_index_type type, uint64
 }
 
 static void spoil_pointers(const sat_pattern_view *a, sat_index_type type, sat_mask_kind kind, uint64_t seed,
-                           sat_mask *m) {
+                           sat_mask_indices *m) {
     int64_t rows = a->grid_rows, row = (int64_t)(mixed(seed + 5) % (uint64_t)rows), begin = m->row_ptr[row];
     bool wide = type == SAT_I64 && (seed & 1);
     if (kind == SAT_MASK_FIRST) row = begin = 0, m->raw_ptr[0] = 1;
@@ -119,12 +119,12 @@ static void spoil_pointers(const sat_pattern_view *a, sat_index_type type, sat_m
 /* ---- both ---- */
 
 sat_status sat_mask_make(const sat_pattern_view *a, sat_index_type type, sat_mask_kind kind, uint64_t seed,
-                         sat_mask *mask) {
+                         sat_mask_indices *mask) {
     size_t rows = (size_t)a->grid_rows + 1, blocks = (size_t)a->stored_blocks + 1;
     int64_t *memory = calloc(3 * rows + 2 * blocks, sizeof *memory);
-    *mask = (sat_mask){0};
+    *mask = (sat_mask_indices){0};
     if (!memory) return sat_fail(SAT_OUT_OF_MEMORY, "tuning: a mask of %lld blocks", (long long)a->stored_blocks);
-    *mask = (sat_mask){.raw_ptr = memory, .row_ptr = memory + rows, .row_end = memory + 2 * rows};
+    *mask = (sat_mask_indices){.raw_ptr = memory, .row_ptr = memory + rows, .row_end = memory + 2 * rows};
     mask->raw_col = memory + 3 * rows, mask->col_idx = mask->raw_col + blocks;
     lay_mask(a, kind, seed, mask);
     memcpy(mask->raw_ptr, mask->row_ptr, rows * sizeof *memory);
@@ -134,7 +134,7 @@ sat_status sat_mask_make(const sat_pattern_view *a, sat_index_type type, sat_mas
     return SAT_OK;
 }
 
-void sat_mask_free(sat_mask *mask) {
+void sat_mask_free(sat_mask_indices *mask) {
     free(mask->raw_ptr);
-    *mask = (sat_mask){0};
+    *mask = (sat_mask_indices){0};
 }

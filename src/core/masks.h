@@ -19,13 +19,13 @@ typedef enum sat_mask_kind {
 extern const char *const sat_mask_labels[SAT_MASKS]; /* for messages */
 
 /* Both as a caller would write it and as it must be understood: the rows that are made faulty are empty. */
-typedef struct sat_mask {
+typedef struct sat_mask_indices {
     int64_t *raw_ptr, *raw_col;           /* grid_rows + 1, capacity */
     int64_t *row_ptr, *row_end, *col_idx; /* grid_rows + 1, grid_rows, capacity */
-} sat_mask;
+} sat_mask_indices;
 
 sat_status sat_mask_make(const sat_pattern_view *a, sat_index_type type, sat_mask_kind kind, uint64_t seed,
-                         sat_mask *mask);
-void sat_mask_free(sat_mask *mask);
+                         sat_mask_indices *mask);
+void sat_mask_free(sat_mask_indices *mask);
 
 #endif

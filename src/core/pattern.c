@@ -446,7 +446,7 @@ sat_status sat_pattern_fault(const sat_pattern *pattern, bool wait) {
     return sat_dynamic_fault(&pattern->by_rows);
 }
 
-sat_status sat_pattern_create_mask(sat_context *context, const sat_pattern_view *shape, const sat_mask *mask,
+sat_status sat_pattern_create_mask(sat_context *context, const sat_pattern_view *shape, const sat_mask_indices *mask,
                                    sat_pattern **pattern) {
     sat_bsr s = {.rows = shape->rows, .cols = shape->cols, .stored_blocks = shape->stored_blocks};
     sat_pattern *p;

@@ -22,7 +22,7 @@ bool sat_pattern_has_transposed(const sat_pattern *pattern); /* made already */
 
 /* A mask that a race makes up for a pattern whose indices change, of its shape and capacity: a pattern whose indices
  * stay, for checks alone, since its faulty rows leave gaps. */
-sat_status sat_pattern_create_mask(sat_context *context, const sat_pattern_view *shape, const sat_mask *mask,
+sat_status sat_pattern_create_mask(sat_context *context, const sat_pattern_view *shape, const sat_mask_indices *mask,
                                    sat_pattern **pattern);
 
 #endif

@@ -8,7 +8,7 @@
 // launch to store. Blocks with fewer rows than a tile (64 or 128) are multiplied as if they had them; the other rows
 // are not stored. Such blocks are bound by reads of B from L2, not by tensor cores.
 
-#include "kernels/cuda/common/dynamic_items.cuh"
+#include "kernels/cuda/common/scheduler.h"
 #include "kernels/cuda/common/ptx_sm90.cuh"
 #include "kernels/cuda/common/ring.cuh"
 #include "kernels/cuda/common/warpgroup_epilogue.cuh"

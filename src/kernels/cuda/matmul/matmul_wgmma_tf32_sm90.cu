@@ -17,7 +17,7 @@
 // The rest is as in matmul_wgmma_sm90.cu: a tile is BM rows of a block row by BN columns of C, a persistent CTA has one
 // producer warp, two consumer warpgroups, and a ring of stages between them.
 
-#include "kernels/cuda/common/dynamic_items.cuh"
+#include "kernels/cuda/common/scheduler.h"
 #include "kernels/cuda/common/ptx_sm90.cuh"
 #include "kernels/cuda/common/ring.cuh"
 #include "kernels/cuda/common/epilogue.cuh"
