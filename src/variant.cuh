@@ -268,7 +268,8 @@ static sat_status sat_start(const sat_launch *l, dim3 grid, int threads, int sha
     attribute.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t how = {};
     how.gridDim = grid, how.blockDim = dim3((unsigned)threads), how.dynamicSmemBytes = (size_t)shared;
-    how.stream = (cudaStream_t)l->stream, how.attrs = &attribute, how.numAttrs = l->pattern->dynamic ? 0 : state % 2;
+    how.stream = (cudaStream_t)l->stream, how.attrs = &attribute,
+    how.numAttrs = l->pattern && l->pattern->dynamic ? 0 : state % 2;
     void *all[] = {(void *)&arguments...};
     cudaError_t e = cudaLaunchKernelExC(&how, (const void *)KERNEL, all);
     if (e != cudaSuccess) (void)cudaGetLastError();

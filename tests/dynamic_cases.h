@@ -171,7 +171,8 @@ static inline void expect_dynamic_output(const dynamic_case *c, const void *got,
         double rounded = 0, x = sat_load(c->problem.c_dtype, got, i);
         sat_store(c->problem.c_dtype, &rounded, 0, c->want[i]); /* an exact sum, stored once */
         double want = sat_load(c->problem.c_dtype, &rounded, 0);
-        if (x != want) fail_msg("%s, mask %d: element %lld is %g where %g is right", who, number, (long long)i, x, want);
+        if (x != want)
+            fail_msg("%s, mask %d: element %lld is %g where %g is right", who, number, (long long)i, x, want);
     }
 }
 

@@ -1,6 +1,6 @@
 /* On a GPU: patterns whose indices change. Every variant that takes part against loops on the host, on right and on
- * hostile masks under one plan; one captured graph that is replayed a thousand times with new indices; faults that later
- * calls return; what a run queues. */
+ * hostile masks under one plan; one captured graph that is replayed a thousand times with new indices; faults that
+ * later calls return; what a run queues. */
 #include "cuda_support.h"
 
 #include <cuda_runtime_api.h>
@@ -118,8 +118,8 @@ static dynamic_case draw_case(uint64_t *r, int which) {
     int64_t most = br * bc >= 64 * 64 ? 6 : 14, gr = 1 + random_below(r, most), gc = 1 + random_below(r, most);
     int64_t capacity = random_below(r, 3) ? 1 + random_below(r, gr * gc) : gr * gc;
     bool ragged = random_below(r, 4) == 0;
-    return make_dynamic_case(r, types[random_below(r, 4)], which, gr, gc, br, bc, others[random_below(r, 10)],
-                             capacity, ragged);
+    return make_dynamic_case(r, types[random_below(r, 4)], which, gr, gc, br, bc, others[random_below(r, 10)], capacity,
+                             ragged);
 }
 
 /* ---- tests ---- */
@@ -150,8 +150,8 @@ static void every_variant_follows_a_mask_that_changes(void **state) {
         }
         free_device_case(ctx, &d);
     }
-    print_message("%d runs, %d with faults; plans of kernels for tensor cores: %d for Hopper, %d others\n", runs, faults,
-                  wgmma, mma);
+    print_message("%d runs, %d with faults; plans of kernels for tensor cores: %d for Hopper, %d others\n", runs,
+                  faults, wgmma, mma);
     assert_true(runs > 2000 && faults > 500 && mma > 0);
     sat_context_free(ctx);
 }
@@ -163,8 +163,8 @@ static void wide_and_tall_grids_are_transposed_in_order(void **state) {
     (void)state;
     sat_context *ctx = open_cuda(SAT_EFFORT_OFF);
     for (size_t g = 0; g < sizeof grids / sizeof *grids; g++) {
-        device_case d = put(ctx, make_dynamic_case(&random, SAT_F32, 1, grids[g][0], grids[g][1], 1, 1, 3, grids[g][2],
-                                                   false));
+        device_case d =
+            put(ctx, make_dynamic_case(&random, SAT_F32, 1, grids[g][0], grids[g][1], 1, 1, 3, grids[g][2], false));
         sat_plan *plan = NULL;
         write_inputs(ctx, &d);
         assert_ok(sat_plan_create(ctx, d.pattern, &d.c.problem, &plan));
@@ -276,7 +276,8 @@ static void a_graph_follows_a_thousand_masks(void **state) {
         for (int which = 0; which < 3; which++) {
             sat_context *ctx = open_cuda(cases[n].tuned ? SAT_EFFORT_QUICK : SAT_EFFORT_OFF);
             int64_t side = cases[n].side;
-            device_case d = put(ctx, make_dynamic_case(&random, cases[n].dtype, which, 8, 8, side, side, 128, 50, false));
+            device_case d =
+                put(ctx, make_dynamic_case(&random, cases[n].dtype, which, 8, 8, side, side, 128, 50, false));
             sat_plan *plan = NULL;
             sat_plan_info info = {SAT_SIZED(sat_plan_info)};
             cudaStream_t stream;

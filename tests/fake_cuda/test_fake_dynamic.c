@@ -20,7 +20,7 @@ static void *device_memory(size_t bytes) {
 }
 
 /* `which`: 0 A*B, 1 A^T*B, 2 the sampled product. */
-static void open_scene(dynamic_scene *s, int which) {
+static void open_dynamic(dynamic_scene *s, int which) {
     *s = (dynamic_scene){.ctx = open_with((sat_context_options){.effort = SAT_EFFORT_OFF}), .stream = new_stream()};
     for (int i = 0; i < 3; i++) s->at[i] = device_memory(1 << 16);
     s->row_ptr = device_memory(INDICES * 8), s->col_idx = device_memory(INDICES * 8);
@@ -33,7 +33,7 @@ static void open_scene(dynamic_scene *s, int which) {
     if (which == 1) s->problem.matmul.transpose = SAT_TRANSPOSE;
 }
 
-static void close_scene(dynamic_scene *s) {
+static void close_dynamic(dynamic_scene *s) {
     sat_pattern_free(s->pattern);
     sat_context_free(s->ctx);
     for (int i = 0; i < 3; i++) cudaFree(s->at[i]);
@@ -42,7 +42,7 @@ static void close_scene(dynamic_scene *s) {
     assert_int_equal(fake.misuses, 0);
 }
 
-static sat_status run_scene(dynamic_scene *s, sat_plan *plan) {
+static sat_status run_dynamic(dynamic_scene *s, sat_plan *plan) {
     return sat_run(plan, (const void *[]){s->at[0], s->at[1]}, 2, (void *[]){s->at[2]}, 1, s->stream);
 }
 
@@ -52,16 +52,16 @@ static void every_run_is_captured_whatever_the_indices_are(void **state) {
     for (int which = 0; which < 3; which++) {
         dynamic_scene s;
         sat_plan *plan = NULL;
-        open_scene(&s, which);
+        open_dynamic(&s, which);
         assert_ok(sat_plan_create(s.ctx, s.pattern, &s.problem, &plan));
         int before = fake.kernels, allocations = fake.allocations;
         begin_capture(s.stream);
-        assert_ok(run_scene(&s, plan));
+        assert_ok(run_dynamic(&s, plan));
         cudaGraphExec_t exec = end_capture(s.stream);
         assert_int_equal(fake.spoilt, 0);
         assert_int_equal(fake.kernels - before, kernels[which]);
         replay(exec, s.stream);
-        assert_ok(run_scene(&s, plan));
+        assert_ok(run_dynamic(&s, plan));
         assert_true(fake_pending() > 0); /* it waits for nothing */
         assert_int_equal(fake.allocations, allocations);
         assert_ok(sat_pattern_fault(s.pattern, false));
@@ -70,7 +70,7 @@ static void every_run_is_captured_whatever_the_indices_are(void **state) {
         assert_int_equal(fake_pending(), 0);
         cudaGraphExecDestroy(exec);
         sat_plan_free(plan);
-        close_scene(&s);
+        close_dynamic(&s);
     }
 }
 
@@ -78,19 +78,19 @@ static void a_plan_gives_back_what_it_has_of_the_indices(void **state) {
     (void)state;
     dynamic_scene s;
     sat_plan *plan = NULL, *copy = NULL;
-    open_scene(&s, 1);
+    open_dynamic(&s, 1);
     assert_ok(sat_plan_create(s.ctx, s.pattern, &s.problem, &plan)); /* the library's own stream, and such things */
     sat_plan_free(plan);
     int allocations = fake.allocations;
     assert_ok(sat_plan_create(s.ctx, s.pattern, &s.problem, &plan));
     assert_ok(sat_plan_dup(plan, &copy));
     assert_true(fake.allocations > allocations);
-    assert_ok(run_scene(&s, plan));
-    assert_ok(run_scene(&s, copy));
+    assert_ok(run_dynamic(&s, plan));
+    assert_ok(run_dynamic(&s, copy));
     sat_plan_free(copy);
     sat_plan_free(plan);
     assert_int_equal(fake.allocations, allocations);
-    close_scene(&s);
+    close_dynamic(&s);
 }
 
 static void memory_of_the_host_is_refused(void **state) {
@@ -98,13 +98,13 @@ static void memory_of_the_host_is_refused(void **state) {
     dynamic_scene s;
     int64_t indices[INDICES] = {0};
     sat_pattern *pattern = NULL;
-    open_scene(&s, 0);
+    open_dynamic(&s, 0);
     sat_dynamic_bsr a = {SAT_SIZED(sat_dynamic_bsr), .rows = 8, .cols = 8, .block_rows = 4, .block_cols = 4};
     a.capacity = 4, a.index_type = SAT_I64, a.row_ptr = s.row_ptr, a.col_idx = indices;
     assert_fails(sat_pattern_create_dynamic(s.ctx, &a, &pattern), SAT_WRONG_MEMORY, "col_idx");
     a.row_ptr = indices, a.col_idx = s.col_idx;
     assert_fails(sat_pattern_create_dynamic(s.ctx, &a, &pattern), SAT_WRONG_MEMORY, "row_ptr");
-    close_scene(&s);
+    close_dynamic(&s);
 }
 
 int main(void) {
