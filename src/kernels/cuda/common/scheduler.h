@@ -364,6 +364,46 @@ static __global__ void sat_make_row_items(sat_rows r, sat_work_item *items) {
     sat_put_row_item(r, i, items + place);
 }
 
+/* Runs of up to `each` neighbouring blocks of a row, as sat_schedule_runs makes them, by one CTA. Items that are left,
+ * of `room`, have no blocks. */
+enum { SAT_RUNS_THREADS = 1024 };
+
+static inline int64_t sat_runs_room(const sat_pattern_view *a, int64_t each) {
+    return a->stored_blocks / each + a->grid_rows;
+}
+
+static __global__ void __launch_bounds__(SAT_RUNS_THREADS)
+    sat_make_run_items(sat_pattern_view a, int64_t each, sat_work_item *items, int64_t room) {
+    __shared__ int64_t ends[SAT_RUNS_THREADS];
+    int64_t made = 0;
+    for (int64_t first = 0; first < a.grid_rows; first += SAT_RUNS_THREADS) {
+        int64_t row = first + threadIdx.x, at = row < a.grid_rows ? a.device_row_ptr[row] : 0;
+        int64_t end = row < a.grid_rows ? a.device_row_end[row] : 0, mine = (end - at + each - 1) / each;
+        __syncthreads();
+        ends[threadIdx.x] = mine;
+        for (unsigned step = 1; step < SAT_RUNS_THREADS; step *= 2) {
+            __syncthreads();
+            int64_t before = threadIdx.x >= step ? ends[threadIdx.x - step] : 0;
+            __syncthreads();
+            ends[threadIdx.x] += before;
+        }
+        __syncthreads();
+        sat_work_item *to = items + made + ends[threadIdx.x] - mine;
+        for (; at < end; at += each, to++)
+            to->first = at, to->row = (int32_t)row, to->count = (int32_t)sat_min(each, end - at), to->partial = -1;
+        made += ends[SAT_RUNS_THREADS - 1];
+    }
+    for (int64_t i = made + threadIdx.x; i < room; i += SAT_RUNS_THREADS)
+        items[i].first = 0, items[i].row = 0, items[i].count = 0, items[i].partial = -1;
+}
+
+static inline sat_status sat_renew_runs(const sat_launch *l, int64_t each, const sat_device_schedule &w) {
+    if (!l->pattern->dynamic) return SAT_OK;
+    sat_make_run_items<<<1, SAT_RUNS_THREADS, 0, (cudaStream_t)l->stream>>>(*l->pattern, each, (sat_work_item *)w.item,
+                                                                            w.items);
+    return sat_launched(l);
+}
+
 /* Before a launch that goes by the schedule. */
 static inline sat_status sat_renew_schedule(const sat_launch *l, const sat_rows &r, const sat_device_schedule &w) {
     if (!l->pattern->dynamic) return SAT_OK;
