@@ -308,6 +308,43 @@ typedef struct sat_pattern sat_pattern;
 SAT_API sat_status sat_pattern_create(sat_context *context, const sat_bsr *indices, sat_pattern **pattern);
 SAT_API void sat_pattern_free(sat_pattern *pattern); /* safe while plans made from it live */
 
+/* Indices that change: a mask that is new at every step, a matrix that is pruned as it is trained. They stay where they
+ * are, in memory of the context's device, and anybody's kernels may rewrite them between runs, in a CUDA graph too. A
+ * run takes them as they are when it comes to be: it validates them into a copy that the plan owns, makes the
+ * transposed index from that where the problem needs it, and multiplies; nothing passes through the host, nothing
+ * waits. Values have room for `capacity` blocks, and a block's place among them is that of its column in col_idx.
+ *
+ * The hints say what to tune for. Patterns of one shape, capacity and hints share a plan's key, so that a new mask is a
+ * hit and not a race; a variant that serves one was checked on empty, full, uneven and faulty masks.
+ *
+ * Indices that break the rules are never followed out of bounds. A block row whose columns are out of range, unsorted
+ * or repeated is empty. So is the first row whose row pointers do not begin with 0, decrease or go beyond the capacity,
+ * and all rows after it. The product of an empty row is zero; the sampled product writes zeros into every block that no
+ * row has, up to the capacity. A run that sees a fault returns SAT_BAD_ROW_PTR, SAT_COLUMN_RANGE or SAT_COLUMN_ORDER,
+ * its outputs written: on a CPU the run that had it, on a GPU, where no run waits, a later one of the same plan. Each
+ * fault is returned once, by such a run or by sat_pattern_fault. A run whose output has no elements reads nothing. */
+typedef struct sat_dynamic_bsr {
+    size_t size;
+    int64_t rows, cols;
+    int64_t block_rows, block_cols;
+    int64_t capacity; /* most blocks that will be stored; at most as many as the matrix has */
+    sat_index_type index_type;
+    const void *row_ptr; /* ceil(rows/block_rows) + 1 entries; the last is the number of stored blocks, */
+    const void *col_idx; /* of which col_idx, with room for `capacity` entries, has the columns */
+    double density;      /* expected: stored blocks over all blocks; 0: the capacity is used up */
+    double skew;         /* expected: the heaviest row's blocks over the mean of the rows; 0: 2 */
+} sat_dynamic_bsr;
+
+/* Only the pointers are read. They must be valid whenever a plan of the pattern runs, and while a graph may be launched
+ * that holds such a run. For products and sampled products; attention refuses such a pattern so far. */
+SAT_API sat_status sat_pattern_create_dynamic(sat_context *context, const sat_dynamic_bsr *indices,
+                                              sat_pattern **pattern);
+/* Returns the fault of a run on this pattern that no run has returned yet; SAT_OK where there is none. `wait`: first
+ * for everything that is queued on the device. Without, it sees the runs that are done. */
+SAT_API sat_status sat_pattern_fault(const sat_pattern *pattern, bool wait);
+
+typedef struct sat_dynamic sat_dynamic; /* the library's own */
+
 /* What a pattern looks like: the library's own copy, valid as long as the pattern. This is what variants read. */
 typedef struct sat_pattern_view {
     size_t size;
@@ -337,6 +374,15 @@ typedef struct sat_pattern_view {
     int64_t sequences;
     const int64_t *q_offsets, *kv_offsets;
     const int64_t *device_q_offsets, *device_kv_offsets;
+    /* Row i has the blocks row_ptr[i] to row_end[i] - 1. Where indices stay as they are row_end is row_ptr + 1. */
+    const int64_t *row_end;
+    const int64_t *device_row_end;
+    /* Not NULL: the indices change between runs (sat_dynamic_bsr). Then stored_blocks is the capacity, max_row and
+     * max_col are the most there can be, all other statistics are expected. The arrays are there in `prepare`, where
+     * only their addresses count, and in `launch`; on a GPU those of the host are NULL. row_ptr never decreases, and
+     * row_ptr[grid_rows] says how many blocks are stored; a faulty row ends where it begins. Every column is one of the
+     * matrix, also where no row has it. */
+    const sat_dynamic *dynamic;
 } sat_pattern_view;
 
 SAT_API sat_status sat_pattern_get(const sat_pattern *pattern, sat_pattern_view *view); /* set view->size first */
@@ -652,9 +698,11 @@ enum {
     SAT_V_DENSE = 1u << 2,            /* lets absent blocks spread Inf and NaN of B: wins only under SAT_ALLOW_DENSE */
     SAT_V_LIBRARY = 1u << 3,          /* calls an official library: serves only after it was verified */
     SAT_V_BATCHED = 1u << 4,          /* does the whole batch in one launch */
-    SAT_V_SCRATCH = 1u << 5           /* its workspace holds nothing from one launch to the next, but what `refresh` put
+    SAT_V_SCRATCH = 1u << 5,          /* its workspace holds nothing from one launch to the next, but what `refresh` put
                                          there: where nothing was refreshed others may use it in between, and it may
                                          move */
+    SAT_V_DYNAMIC = 1u << 6           /* takes part where indices change: reads them in `launch` alone, and where rows
+                                         end from row_end (a sampled product may also write blocks that no row has) */
 };
 
 /* An instance's own settings; a family reads what it needs. */

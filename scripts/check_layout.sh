@@ -211,7 +211,7 @@ check_includes src/base 'sparse_autotune\.h|base/dtypes\.def'
 check_includes src/cache 'sparse_autotune\.h|base/[a-z_]+\.(h|def)'
 check_includes src/cli 'sparse_autotune\.h|\.\./[a-z_]+\.h'
 check_includes src/ops 'sparse_autotune\.h|variant\.h|attention\.h|groups\.h|base/[a-z_]+\.(h|def)'
-check_includes src/backend 'sparse_autotune\.h|variant\.(h|cuh)|attention\.h|base/[a-z_]+\.h|ops/[a-z_]+\.h'
+check_includes src/backend 'sparse_autotune\.h|variant\.(h|cuh)|attention\.h|groups\.h|base/[a-z_]+\.h|ops/[a-z_]+\.h'
 check_includes src/core \
     'sparse_autotune\.h|variant\.h|(base|cache)/[a-z_]+\.h|ops/op\.h|backend/backend\.h|(kernels/[a-z]+|libs)/variants\.def'
 check_includes src/api 'sparse_autotune\.h|(base|core)/[a-z_]+\.h'

@@ -119,8 +119,9 @@ __device__ __forceinline__ uint4 ld_shared_v4(uint32_t from) {
 
 static inline sat_rows sat_device_rows(const sat_problem *p, const sat_pattern_view *a) {
     sat_rows r = sat_op_rows(p, a);
-    if (sat_transposed(p)) r.ptr = a->device_t_ptr, r.col = a->device_t_row, r.block = a->device_t_block;
-    else r.ptr = a->device_row_ptr, r.col = a->device_col_idx;
+    if (sat_transposed(p))
+        r.ptr = a->device_t_ptr, r.end = sat_next(r.ptr), r.col = a->device_t_row, r.block = a->device_t_block;
+    else r.ptr = a->device_row_ptr, r.end = a->device_row_end, r.col = a->device_col_idx;
     return r;
 }
 
@@ -216,7 +217,8 @@ static inline sat_status sat_launched(const sat_launch *l) { /* after <<<...>>> 
 /* sat_start uses programmatic dependent launch (PDL) on Hopper and later: a kernel begins while the one before it on
  * the stream still runs. So a kernel calls both of these. The first, at its very start, lets the next kernel begin. The
  * other waits until the kernel before has ended; it comes before any access to what another kernel may write or read:
- * operands, partial sums, counters. What a plan alone has written may be read before. */
+ * operands, partial sums, counters. What a plan alone has written may be read before; so where indices change, and the
+ * kernel before has written them, it is launched without PDL. */
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -266,7 +268,8 @@ static sat_status sat_start(const sat_launch *l, dim3 grid, int threads, int sha
     attribute.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t how = {};
     how.gridDim = grid, how.blockDim = dim3((unsigned)threads), how.dynamicSmemBytes = (size_t)shared;
-    how.stream = (cudaStream_t)l->stream, how.attrs = &attribute, how.numAttrs = state % 2;
+    how.stream = (cudaStream_t)l->stream, how.attrs = &attribute,
+    how.numAttrs = l->pattern && l->pattern->dynamic ? 0 : state % 2;
     void *all[] = {(void *)&arguments...};
     cudaError_t e = cudaLaunchKernelExC(&how, (const void *)KERNEL, all);
     if (e != cudaSuccess) (void)cudaGetLastError();

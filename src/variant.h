@@ -101,7 +101,8 @@ SAT_BOTH static inline sat_activation sat_activation_of(const sat_problem *p) {
  * values[b*block_rows*block_cols + i*row_step + j*col_step]. */
 typedef struct sat_rows {
     int64_t count;        /* block rows of op(A) */
-    const int64_t *ptr;   /* count + 1 */
+    const int64_t *ptr;   /* count + 1; never decreases */
+    const int64_t *end;   /* row i has the blocks ptr[i] to end[i] - 1; that is ptr[i + 1], or of a faulty row ptr[i] */
     const int32_t *col;   /* block column in op(A) of each stored block */
     const int64_t *block; /* its block index; NULL: equal to its position */
     int64_t br, bc;       /* block shape of op(A) */
@@ -110,14 +111,17 @@ typedef struct sat_rows {
     int64_t block_elements;
 } sat_rows;
 
+/* Where rows end that follow each other without gaps. The index may not be there yet (sat_pattern_view). */
+SAT_BOTH static inline const int64_t *sat_next(const int64_t *ptr) { return ptr ? ptr + 1 : NULL; }
+
 static inline sat_rows sat_op_rows(const sat_problem *p, const sat_pattern_view *a) {
     sat_rows r = {.block_elements = a->block_rows * a->block_cols};
     if (sat_transposed(p)) {
-        r.count = a->grid_cols, r.ptr = a->t_ptr, r.col = a->t_row, r.block = a->t_block;
+        r.count = a->grid_cols, r.ptr = a->t_ptr, r.end = sat_next(a->t_ptr), r.col = a->t_row, r.block = a->t_block;
         r.br = a->block_cols, r.bc = a->block_rows, r.row_step = 1, r.col_step = a->block_cols;
         r.m = a->cols, r.k = a->rows;
     } else {
-        r.count = a->grid_rows, r.ptr = a->row_ptr, r.col = a->col_idx, r.block = NULL;
+        r.count = a->grid_rows, r.ptr = a->row_ptr, r.end = a->row_end, r.col = a->col_idx, r.block = NULL;
         r.br = a->block_rows, r.bc = a->block_cols, r.row_step = a->block_cols, r.col_step = 1;
         r.m = a->rows, r.k = a->cols;
     }

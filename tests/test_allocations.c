@@ -242,6 +242,36 @@ static sat_status race_backward(life *l) {
     return race_of(l, l->mask, &p, "cpu_attention_backward_any_any_c_reference");
 }
 
+static sat_status make_dynamic(life *l, sat_pattern **pattern) {
+    static const int32_t ptr[] = {0, 2, 2, 3, 5, 6, 8}, col[] = {0, 3, 5, 1, 2, 4, 0, 5, -1, -1};
+    sat_dynamic_bsr b = {SAT_SIZED(sat_dynamic_bsr), .rows = M, .cols = M, .block_rows = BLOCK, .block_cols = BLOCK};
+    b.capacity = 8, b.index_type = SAT_I32, b.row_ptr = ptr, b.col_idx = col;
+    return sat_pattern_create_dynamic(l->ctx, &b, pattern);
+}
+
+static sat_status use_dynamic(life *l) {
+    sat_problem p = matmul_problem(SAT_F32, N);
+    sat_pattern *pattern = NULL;
+    sat_plan *plan = NULL;
+    sat_status status = make_dynamic(l, &pattern);
+    if (status == SAT_OK) status = sat_plan_create(l->ctx, pattern, &p, &plan);
+    if (status == SAT_OK)
+        status = check_product(l, sat_run(plan, (const void *[]){l->values, l->b}, 2, (void *[]){l->c}, 1, NULL));
+    sat_plan_free(plan);
+    sat_pattern_free(pattern);
+    return status;
+}
+
+static sat_status race_dynamic(life *l) {
+    sat_problem p = matmul_problem(SAT_F32, 3);
+    sat_pattern *pattern = NULL;
+    p.matmul.transpose = SAT_TRANSPOSE;
+    sat_status status = make_dynamic(l, &pattern);
+    if (status == SAT_OK) status = race_of(l, pattern, &p, "cpu_matmul_any_any_c_portable");
+    sat_pattern_free(pattern);
+    return status;
+}
+
 static sat_status visit(life *l) {
     sat_status status = sat_cache_visit(l->ctx, ignore_entry, NULL);
     return status == SAT_OK ? sat_cache_visit_untuned(l->ctx, ignore_entry, NULL) : status;
@@ -257,10 +287,10 @@ static sat_status import_all(life *l) {
 
 typedef sat_status (*step)(life *l);
 /* Answered by estimate and noted as untuned; races are small and keep nothing. */
-static const step estimated[] = {
-    make_context, make_pattern,    make_mask,     make_plan,      run_plan,      copy_plan,
-    call_matmul,  call_transposed, call_sampled,  call_attention, call_backward, race_matmul,
-    race_sampled, race_attention,  race_backward, visit,          clear_all,     NULL};
+static const step estimated[] = {make_context,  make_pattern, make_mask,       make_plan,      run_plan,
+                                 copy_plan,     call_matmul,  call_transposed, call_sampled,   call_attention,
+                                 call_backward, race_matmul,  race_sampled,    race_attention, race_backward,
+                                 use_dynamic,   race_dynamic, visit,           clear_all,      NULL};
 /* One race of all that fit, and the cache it fills. */
 static const step raced[] = {make_context, make_pattern, make_plan,       run_plan,  visit, export_all,
                              clear_all,    import_all,   make_plan_again, clear_all, NULL};

@@ -3,7 +3,7 @@
 #   readme             compiles and runs the README's program, as C and as C++, and compares what it prints
 #   install            the README's line to install builds neither tests nor benchmark
 #   picture            the README's picture is what the records say, and another record draws another one
-#   guide              compiles and runs the program of docs/guide/c.md; runs the commands of cache.md and troubleshooting.md
+#   guide              compiles and runs the programs of docs/guide/c.md and masks-that-change.md; runs the commands of cache.md and troubleshooting.md
 #   production         runs the commands and the program of docs/guide/production.md, in a cache of their own
 #   adding_a_variant   does what docs/internals/adding-a-variant.md says in a copy of the tree: its file, its line, its commands
 #   adding_a_cuda_variant   compiles and links the CUDA file of the same document; checks it where there is a GPU
@@ -91,6 +91,7 @@ commands() { # page of the guide
 
 guide() {
     program c
+    program masks-that-change
     local page
     for page in cache troubleshooting; do commands "$page"; done
     grep -q 'right' "$work/output" || { cat "$work/output" && fail "check says nothing"; }

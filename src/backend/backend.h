@@ -2,6 +2,7 @@
 #ifndef SAT_BACKEND_H
 #define SAT_BACKEND_H
 
+#include "backend/indices.h"
 #include "base/rates.h"
 #include "ops/op.h"
 
@@ -36,6 +37,17 @@ typedef struct sat_backend {
     sat_status (*write)(const sat_device *device, void *to, const void *host, size_t bytes);  /* host to device */
     sat_status (*set)(const sat_device *device, void *to, int byte, size_t bytes);
     sat_status (*copy)(const sat_device *device, void *to, const void *from, size_t bytes);
+
+    /* Indices that change (indices.h): queued on `stream` before a run, and zeros into blocks without a row after it.
+     */
+    sat_status (*copy_indices)(const sat_device *device, const sat_index_copy *x, void *stream);
+    sat_status (*clear_blocks)(const sat_device *device, const sat_index_copy *x, const sat_block_values *values,
+                               void *stream);
+    size_t (*index_scratch)(const sat_index_copy *x); /* NULL: none is needed */
+    void *(*alloc_shared)(void *device,
+                          size_t bytes); /* zeroed memory that host and device both reach; NULL when out */
+    void (*free_shared)(void *device, void *pointer);
+
     /* Gives an operand random values (the same for the same seed): `base` is its first element's place. Elements of
      * the span that the layout does not reach, and the padding of blocks, become NaN, or what the fill says. */
     sat_status (*make)(const sat_device *device, const sat_operand *o, const sat_pattern_view *a, void *base,

@@ -182,6 +182,28 @@ static sat_status cpu_set(const sat_device *d, void *to, int byte, size_t bytes)
     return SAT_OK;
 }
 
+/* ---- indices that change ---- */
+
+static sat_status cpu_copy_indices(const sat_device *d, const sat_index_copy *x, void *stream) {
+    (void)d, (void)stream;
+    sat_indices_copy(x);
+    return SAT_OK;
+}
+
+static sat_status cpu_clear_blocks(const sat_device *d, const sat_index_copy *x, const sat_block_values *values,
+                                   void *stream) {
+    (void)d, (void)stream;
+    sat_indices_clear(x, values);
+    return SAT_OK;
+}
+
+static void *cpu_alloc_shared(void *d, size_t bytes) { return (void)d, calloc(1, bytes); }
+
+static void cpu_free_shared(void *d, void *pointer) {
+    (void)d;
+    free(pointer);
+}
+
 /* ---- made-up operands ---- */
 
 enum { BATCH = 256 }; /* elements that are made up before they are stored */
@@ -204,7 +226,7 @@ static void make_values(const sat_device *d, const sat_operand *o, const sat_pat
     bool ragged = a->rows % a->block_rows != 0 || a->cols % a->block_cols != 0;
 #pragma omp parallel for num_threads(d->threads) schedule(dynamic, 16)
     for (int64_t g = 0; g < a->grid_rows; g++) {
-        int64_t begin = a->row_ptr[g], end = a->row_ptr[g + 1];
+        int64_t begin = a->row_ptr[g], end = a->row_end[g];
         if (!ragged) make_line(o, base, seed, fill, item + begin * size, 1, (end - begin) * size, 0);
         for (int64_t t = begin; t < end && ragged; t++) {
             int64_t rows = sat_min(a->block_rows, a->rows - g * a->block_rows);
@@ -417,6 +439,10 @@ const sat_backend sat_backend_cpu = {
     .write = cpu_copy,
     .set = cpu_set,
     .copy = cpu_copy,
+    .copy_indices = cpu_copy_indices,
+    .clear_blocks = cpu_clear_blocks,
+    .alloc_shared = cpu_alloc_shared,
+    .free_shared = cpu_free_shared,
     .make = cpu_make,
     .digest = cpu_digest,
     .gaps_intact = cpu_gaps_intact,

@@ -197,6 +197,39 @@ static sat_status cuda_copy(const sat_device *d, void *to, const void *from, siz
     return sat_cuda_status(e, "copying on the device");
 }
 
+/* ---- indices that change ---- */
+
+/* In a caller's run, whose device is current: no more than what is queued. */
+static sat_status cuda_copy_indices(const sat_device *d, const sat_index_copy *x, void *stream) {
+    (void)d;
+    return sat_cuda_status(sat_cuda_copy_indices(x, stream), "copying indices");
+}
+
+static sat_status cuda_clear_blocks(const sat_device *d, const sat_index_copy *x, const sat_block_values *values,
+                                    void *stream) {
+    (void)d;
+    return sat_cuda_status(sat_cuda_clear_blocks(x, values, stream), "clearing blocks");
+}
+
+static void *cuda_alloc_shared(void *device, size_t bytes) { /* has the same address on the device */
+    int before = sat_cuda_enter_as(device, SAT_CUDA_ASIDE);
+    void *p = NULL;
+    if (cudaMallocHost(&p, bytes) != cudaSuccess) {
+        (void)cudaGetLastError();
+        p = NULL;
+    }
+    sat_cuda_leave(device, before);
+    return p ? memset(p, 0, bytes) : NULL;
+}
+
+static void cuda_free_shared(void *device, void *pointer) {
+    int before = sat_cuda_enter_as(device, SAT_CUDA_ASIDE);
+    if (cudaFreeHost(pointer) != cudaSuccess) (void)cudaGetLastError();
+    sat_cuda_leave(device, before);
+}
+
+/* ---- made-up operands ---- */
+
 static sat_status cuda_make(const sat_device *d, const sat_operand *o, const sat_pattern_view *a, void *base,
                             uint64_t seed, const sat_fill *fill) {
     cudaStream_t stream;
@@ -415,6 +448,11 @@ const sat_backend sat_backend_cuda = {
     .write = cuda_write,
     .set = cuda_set,
     .copy = cuda_copy,
+    .copy_indices = cuda_copy_indices,
+    .clear_blocks = cuda_clear_blocks,
+    .index_scratch = sat_cuda_index_scratch,
+    .alloc_shared = cuda_alloc_shared,
+    .free_shared = cuda_free_shared,
     .make = cuda_make,
     .digest = cuda_digest,
     .gaps_intact = cuda_gaps_intact,

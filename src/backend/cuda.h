@@ -42,6 +42,11 @@ cudaError_t sat_cuda_all_poison(const sat_operand *o, void *base, size_t guard, 
 /* cuda_rates.cu; waits for all of it. */
 cudaError_t sat_cuda_measure(const sat_device *d, void *scratch, size_t bytes, sat_rates *rates, cudaStream_t stream);
 
+/* cuda_indices.cu; within enter(), on the stream of a run. */
+size_t sat_cuda_index_scratch(const sat_index_copy *x);
+cudaError_t sat_cuda_copy_indices(const sat_index_copy *x, cudaStream_t stream);
+cudaError_t sat_cuda_clear_blocks(const sat_index_copy *x, const sat_block_values *values, cudaStream_t stream);
+
 extern const sat_checker sat_cuda_matmul_check, sat_cuda_sampled_check, sat_cuda_attention_check,
     sat_cuda_grouped_check;
 

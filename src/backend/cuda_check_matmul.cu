@@ -71,7 +71,7 @@ static __global__ void true_rows(item x) {
     for (int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; at < all; at += step) {
         int64_t g = at / x.p.n, j = at % x.p.n, i = sat_line_of_group(x.p.m, x.e.step, x.e.seed, g), depth = 0;
         true_sum sum = {};
-        for (int64_t t = x.r.ptr[i / x.r.br]; t < x.r.ptr[i / x.r.br + 1]; t++) {
+        for (int64_t t = x.r.ptr[i / x.r.br]; t < x.r.end[i / x.r.br]; t++) {
             int64_t k0 = x.r.col[t] * x.r.bc, cols = sat_min(x.r.bc, x.r.k - k0);
             for (int64_t k = 0; k < cols; k++) {
                 double b = sat_device_load(x.p.b_dtype, x.b, (k0 + k) * x.p.b.row_stride + j * x.p.b.col_stride);
@@ -189,7 +189,7 @@ static __global__ void prove_rows(item x, const unsigned long long *folded, cons
     int64_t lane = threadIdx.x % 32, warps = (int64_t)gridDim.x * (blockDim.x / 32);
     for (int64_t i = (int64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32; i < x.p.m; i += warps) {
         uint64_t sum = 0, value;
-        for (int64_t t = x.r.ptr[i / x.r.br]; t < x.r.ptr[i / x.r.br + 1]; t++) {
+        for (int64_t t = x.r.ptr[i / x.r.br]; t < x.r.end[i / x.r.br]; t++) {
             int64_t k0 = x.r.col[t] * x.r.bc, cols = sat_min(x.r.bc, x.r.k - k0);
             for (int64_t k = lane; k < cols; k += 32) {
                 (void)sat_integer(value_at(x, t, i, k), x.fills[0].scale, &value);

@@ -54,12 +54,16 @@ __device__ static double y_at(const item &w, int64_t k, int64_t j) {
     return sat_device_load(w.p.b_dtype, w.y, k * w.p.b.row_stride + j * w.p.b.col_stride);
 }
 
-/* Row `row` and column `col` of the matrix where element `in` of a line is; false: beyond it. */
+__device__ static int64_t row_of(const item &w, int64_t block) {
+    return sat_row_of_block(w.a.device_row_ptr, w.a.device_row_end, w.a.grid_rows, block);
+}
+
+/* Row `row` and column `col` of the matrix where element `in` of a line is; false: beyond it, or no row's. */
 __device__ static bool place_of(const item &w, int64_t line, int64_t in, int64_t *row, int64_t *col) {
-    int64_t block = line / w.a.block_rows, g = sat_block_row(w.a.device_row_ptr, w.a.grid_rows, block);
+    int64_t block = line / w.a.block_rows, g = row_of(w, block);
     *row = g * w.a.block_rows + line % w.a.block_rows;
     *col = w.a.device_col_idx[block] * w.a.block_cols + in;
-    return *row < w.a.rows && *col < w.a.cols;
+    return g >= 0 && *row < w.a.rows && *col < w.a.cols;
 }
 
 /* ---- precision ---- */
@@ -207,6 +211,7 @@ static __global__ void prove_blocks(item w, const uint64_t *left, const uint64_t
     for (int64_t t = (int64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32; t < w.a.stored_blocks; t += warps) {
         uint64_t difference = 0, value;
         bool integer = true;
+        if (row_of(w, t) < 0) continue;
         for (int64_t e = lane; e < area; e += 32) {
             if (!place_of(w, t * w.a.block_rows + e / w.a.block_cols, e % w.a.block_cols, &row, &col)) continue;
             integer &= sat_integer(sat_device_load(w.p.compute_dtype, w.sums, t * area + e), scale, &value);

@@ -66,7 +66,7 @@ static __global__ void make_dense(made_up m) {
 static __global__ void make_values(made_up m, sat_pattern_view a) {
     int64_t area = a.block_rows * a.block_cols;
     for (int64_t g = blockIdx.x; g < a.grid_rows; g += gridDim.x) {
-        int64_t first = a.device_row_ptr[g], count = a.device_row_ptr[g + 1] - first;
+        int64_t first = a.device_row_ptr[g], count = a.device_row_end[g] - first;
         for (int64_t z = 0; z < m.items; z++)
             for (int64_t e = threadIdx.x; e < count * area; e += blockDim.x) {
                 int64_t t = first + e / area, i = e % area / a.block_cols, j = e % a.block_cols;

@@ -171,6 +171,7 @@ static args_outcome parse_race(race_args *r, int argc, char **argv) {
         ARG_CHOICE_("activation", &s->activation, "F", activation_names, "matmul, grouped: a function of the result"),
         ARG_PARSE_("align", &s->align, "BYTES", parse_align, "a power of two from 8 to 4096",
                    "of the operands (64; on a GPU 256)"),
+        ARG_FLAG_("dynamic", &s->dynamic, "the indices change between runs: each run takes and validates them"),
         ARG_FLAG_("fixed-values", &r->fixed, "block values stay the same between runs (inference)"),
         ARG_FLAG_("allow-dense", &r->dense, "bare dense products may win: they differ where B has Inf or NaN"),
         ARG_FLAG_("allow-tf32", &r->tf32, "f32 inputs may be rounded to TF32"),
@@ -410,6 +411,8 @@ static const char *foreign_option(const race_args *r) {
     if (!epilogue && s->activation) return "activation";
     if (s->op != SAT_MATMUL - 1 && s->transpose) return "transpose";
     if (s->op != SAT_MATMUL - 1 && r->fixed) return "fixed-values";
+    if (s->op > SAT_SAMPLED - 1 && s->dynamic) return "dynamic";
+    if (s->dynamic && r->fixed) return "fixed-values";
     if (!spec_is_grouped(s)) {
         if (s->groups != plain.groups) return "experts";
         if (s->top_k != plain.top_k) return "top-k";

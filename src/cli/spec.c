@@ -132,9 +132,29 @@ void spec_dtype(spec *s, const sat_device *device) {
     if (!s->a_dtype) s->a_dtype = s->c_dtype = device->backend == SAT_CUDA ? SAT_F16 : SAT_F32;
 }
 
+static double measured_skew(const blocks *b) {
+    int64_t most = 0;
+    for (int64_t i = 0; i < b->grid_rows; i++)
+        if (b->row_ptr[i + 1] - b->row_ptr[i] > most) most = b->row_ptr[i + 1] - b->row_ptr[i];
+    return b->count ? (double)most * (double)b->grid_rows / (double)b->count : 0;
+}
+
+// Races make masks of their own and read none of the caller's, so any memory of the device will do.
+static sat_status dynamic_pattern(sat_context *context, const spec *s, const blocks *b, sat_pattern **pattern) {
+    void *memory = NULL;
+    sat_status status = sat_memory_alloc(context, 256, &memory);
+    sat_dynamic_bsr a = {SAT_SIZED(sat_dynamic_bsr), .rows = b->rows, .cols = b->cols, .block_rows = b->block_rows};
+    a.block_cols = b->block_cols, a.capacity = b->count, a.index_type = SAT_I64, a.row_ptr = a.col_idx = memory;
+    a.density = s->density, a.skew = s->pattern.skew > 0 ? s->pattern.skew : measured_skew(b);
+    if (status == SAT_OK) status = sat_pattern_create_dynamic(context, &a, pattern);
+    sat_memory_free(context, memory);
+    return status;
+}
+
 sat_status spec_pattern(sat_context *context, const spec *s, const blocks *b, sat_pattern **pattern) {
     *pattern = NULL;
     if (spec_is_grouped(s)) return SAT_OK;
+    if (s->dynamic) return dynamic_pattern(context, s, b, pattern);
     sat_bsr indices = {
         SAT_SIZED(sat_bsr),          .rows = b->rows,           .cols = b->cols,           .block_rows = b->block_rows,
         .block_cols = b->block_cols, .stored_blocks = b->count, .index_type = SAT_I64,     .row_ptr = b->row_ptr,
@@ -266,4 +286,5 @@ void spec_title(const spec *s, const blocks *b, char *out, size_t capacity) {
     if (s->bias) add(&l, ", bias");
     if (s->activation) add(&l, ", %s", activation_names[s->activation]);
     if (s->flags & SAT_FIXED_VALUES) add(&l, ", fixed values");
+    if (s->dynamic) add(&l, ", indices that change");
 }

@@ -173,6 +173,7 @@ static bool read_words(const char *text, spec *s) {
     s->flags = (has_word(text, "tf32") ? SAT_ALLOW_TF32 : 0) | (has_word(text, "dense") ? SAT_ALLOW_DENSE : 0) |
                (has_word(text, "nondeterministic") ? SAT_ALLOW_NONDETERMINISTIC : 0) |
                (has_word(text, "fixed") ? SAT_FIXED_VALUES : 0) | SAT_ALLOW_BROADCAST; // the caller had it
+    s->dynamic = has_word(text, "dynamic");
     return true;
 }
 
@@ -257,6 +258,8 @@ static int tune_one(tuning *t, sat_context *context, const note *n) {
     sat_problem p;
     char message[256];
     if (!read_words(n->text, &s)) return failure("tune", "a note that cannot be read: %s", n->text);
+    if (s.dynamic && !real(n->key, "density", &s.density)) // what is expected is in the key alone
+        return failure("tune", "a note that cannot be read: %s", n->key);
     for (int i = 0; i < SEEDS; i++, s.pattern.seed++) {
         blocks_free(&b);
         if (!spec_blocks(&s, &b, message, sizeof message)) return failure("tune", "%s", message);

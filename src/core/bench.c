@@ -50,11 +50,61 @@ static size_t bytes_of_checks(sat_bench *s) {
     return s->sums_bytes + (precision > structure ? precision : structure);
 }
 
+/* ---- indices that change ---- */
+
+static size_t index_size(const sat_bench *s) { return s->source.type == SAT_I32 ? 4 : 8; }
+
+static sat_status write_indices(const sat_bench *s, void *to, int64_t *indices, int64_t count) {
+    for (int64_t i = 0; i < count && index_size(s) == 4; i++) { /* in place: none is written before it was read */
+        int32_t narrow = (int32_t)indices[i];
+        memcpy((char *)indices + i * 4, &narrow, 4);
+    }
+    return count ? s->ctx->backend->write(s->device, to, indices, (size_t)count * index_size(s)) : SAT_OK;
+}
+
+sat_status sat_bench_lay_mask(sat_bench *s, sat_mask_kind kind, uint64_t seed) {
+    const sat_pattern_view *a = &s->changing;
+    sat_mask_indices mask;
+    sat_pattern *made = NULL;
+    SAT_TRY(sat_mask_make(a, s->source.type, kind, seed, &mask));
+    sat_status status = sat_pattern_create_mask(s->ctx, a, &mask, &made);
+    if (status == SAT_OK) status = sat_pattern_transposed(made, &s->pattern); /* checks look at columns too */
+    if (status == SAT_OK) status = write_indices(s, s->row_ptr, mask.raw_ptr, a->grid_rows + 1);
+    if (status == SAT_OK) status = write_indices(s, s->col_idx, mask.raw_col, a->stored_blocks);
+    sat_mask_free(&mask);
+    sat_pattern_free(s->mask);
+    s->mask = made;
+    return status;
+}
+
+static sat_status open_indices(sat_bench *s, const sat_pattern_view *a) {
+    s->source.type = a->dynamic->type;
+    s->row_ptr = sat_alloc(s->ctx, ((size_t)a->grid_rows + 1) * index_size(s));
+    s->col_idx = sat_alloc(s->ctx, ((size_t)a->stored_blocks + 1) * index_size(s));
+    sat_dynamic_init(&s->source, s->source.type, s->row_ptr, s->col_idx);
+    s->changing = *a, s->changing.dynamic = &s->source;
+    s->run_with = &s->changing;
+    if (!s->row_ptr || !s->col_idx)
+        return sat_fail(SAT_OUT_OF_MEMORY, "tuning: %lld indices", (long long)(a->grid_rows + a->stored_blocks));
+    return sat_bench_lay_mask(s, SAT_MASK_EXPECTED, (uint64_t)(sat_now() * 1e9));
+}
+
+static void close_indices(sat_bench *s) {
+    if (s->run_with != &s->changing) return;
+    sat_free(s->ctx, s->row_ptr);
+    sat_free(s->ctx, s->col_idx);
+    sat_pattern_free(s->mask);
+    sat_dynamic_end(&s->source);
+}
+
+/* ---- opening and closing ---- */
+
 sat_status sat_bench_open(sat_bench *s, sat_context *ctx, const sat_problem *p, const sat_pattern_view *a,
                           const sat_device *d, size_t limit) {
-    *s = (sat_bench){.ctx = ctx, .op = sat_op_find(p->op), .device = d, .problem = p, .pattern = a};
+    *s = (sat_bench){.ctx = ctx, .op = sat_op_find(p->op), .device = d, .problem = p, .pattern = a, .run_with = a};
     s->checker = ctx->backend->checker(p->op);
     if (!s->checker) return sat_fail(SAT_UNSUPPORTED, "op %s has no check on %s", s->op->name, d->name);
+    if (a->dynamic) SAT_TRY(open_indices(s, a));
     s->count = s->op->operands(p, a, s->operand);
     const sat_operand *out = &s->operand[s->op->output];
     size_t need = bytes_of_checks(s) + (p->beta != 0 ? allocation(out) : 0);
@@ -103,6 +153,7 @@ void sat_bench_close(sat_bench *s) {
     sat_free(s->ctx, s->before_memory);
     sat_free(s->ctx, s->sums);
     sat_free(s->ctx, s->flush_buffer);
+    close_indices(s);
     *s = (sat_bench){0};
 }
 
@@ -130,12 +181,12 @@ static sat_fill real_fill(const sat_bench *s, int i) {
 
 /* Runs a variant on the made-up operands; NULL: the one that the estimate prefers. */
 static sat_status run_other(sat_bench *s, const sat_problem *p, const sat_variant *v, void *const *operands) {
-    sat_request q = {.ctx = s->ctx, .view = s->pattern, .op = sat_op_find(p->op), .device = *s->device, .problem = *p};
+    sat_request q = {.ctx = s->ctx, .view = s->run_with, .op = sat_op_find(p->op), .device = *s->device, .problem = *p};
     q.memory_limit = SAT_LIMIT_UNKNOWN;
     sat_full_key_format(q.full_key, &q.problem, q.view);
     sat_runner runner;
     if (!v) SAT_TRY(sat_request_pick_by_estimate(&q, false, &v));
-    SAT_TRY(sat_runner_open(&runner, s->ctx, v, p, s->pattern, s->device, q.memory_limit, NULL));
+    SAT_TRY(sat_runner_open(&runner, s->ctx, v, p, s->run_with, s->device, q.memory_limit, NULL));
     void *stream = s->ctx->backend->stream(s->device);
     sat_status status = sat_runner_launch(&runner, operands, stream);
     if (status == SAT_OK) status = s->ctx->backend->sync(s->device, stream);
@@ -249,7 +300,7 @@ static sat_status prove_sums(sat_bench *s, const sat_problem *problem, const sat
 static const sat_variant *reference_of(const sat_bench *s, const sat_problem *p) {
     const sat_registry *r = &s->ctx->registry;
     for (size_t i = 0; i < atomic_load(&r->count); i++)
-        if ((r->list[i]->flags & SAT_V_REFERENCE) && sat_variant_fits(r->list[i], p, s->pattern, s->device))
+        if ((r->list[i]->flags & SAT_V_REFERENCE) && sat_variant_fits(r->list[i], p, s->run_with, s->device))
             return r->list[i];
     return NULL;
 }

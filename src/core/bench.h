@@ -9,14 +9,17 @@
 #ifndef SAT_BENCH_H
 #define SAT_BENCH_H
 
-#include "core/context.h"
+#include "core/dynamic.h"
+#include "core/masks.h"
+#include "core/pattern.h"
 
 typedef struct sat_bench {
     sat_context *ctx;
     const sat_op *op;
     const sat_device *device;
     const sat_problem *problem;
-    const sat_pattern_view *pattern;
+    const sat_pattern_view *pattern;  /* where the blocks are: what operands are made for, and checks go by */
+    const sat_pattern_view *run_with; /* what runners are opened with: the same, unless indices change */
     const sat_checker *checker;
     int count;
     sat_operand operand[SAT_MAX_OPERANDS];
@@ -36,6 +39,11 @@ typedef struct sat_bench {
     int special_count;
     bool finite_padding; /* of the inputs that are made from now on */
     size_t held;         /* bytes of all of it, the expectation included */
+    /* Indices that change: memory in place of the caller's, and the mask that is there now. */
+    void *row_ptr, *col_idx;
+    sat_dynamic source;
+    sat_pattern_view changing;
+    sat_pattern *mask;
 } sat_bench;
 
 /* SAT_OUT_OF_MEMORY when it would not fit into `limit`. Close accepts a failed one. */
@@ -48,6 +56,8 @@ void sat_bench_close(sat_bench *s);
 sat_status sat_bench_fill(sat_bench *s, sat_probe probe, int fill_case, uint64_t seed);
 /* Fills the operands alone: for a run that is not checked. */
 sat_status sat_bench_make(sat_bench *s, sat_probe probe, int fill_case, uint64_t seed);
+/* Where indices change: writes another mask over them. Fill afterwards. */
+sat_status sat_bench_lay_mask(sat_bench *s, sat_mask_kind kind, uint64_t seed);
 /* Moves the operands to other addresses, as much aligned as the problem says. Fill afterwards. */
 void sat_bench_move(sat_bench *s);
 /* Plants NaN and infinities in inputs of the structure probe; `special_count` says how many found a place. */

@@ -113,8 +113,8 @@ static sat_status with_scalars(trials *t, double alpha, double beta, const sat_c
     sat_problem changed = *raced;
     sat_runner second;
     changed.alpha = alpha, changed.beta = beta;
-    if (!sat_variant_fits(t->runner->variant, &changed, t->bench->pattern, t->bench->device)) return SAT_OK;
-    sat_status status = sat_runner_open(&second, t->bench->ctx, t->runner->variant, &changed, t->bench->pattern,
+    if (!sat_variant_fits(t->runner->variant, &changed, t->bench->run_with, t->bench->device)) return SAT_OK;
+    sat_status status = sat_runner_open(&second, t->bench->ctx, t->runner->variant, &changed, t->bench->run_with,
                                         t->bench->device, t->limit, NULL);
     if (status != SAT_OK) return status == SAT_OUT_OF_MEMORY ? SAT_OK : status;
     t->bench->problem = &changed;
@@ -202,11 +202,12 @@ static sat_status skewed(const sat_bench *s, sat_pattern **pattern) {
 }
 
 static sat_status on_pattern(trials *t, sat_runner *second, const sat_pattern_view *other, const sat_check_case *c) {
-    const sat_pattern_view *raced = t->bench->pattern;
+    const sat_pattern_view *raced = t->bench->pattern, *run_with = t->bench->run_with;
     t->bench->pattern = other;
+    if (!run_with->dynamic) t->bench->run_with = other;
     sat_status status = sat_bench_fill(t->bench, c->probe, c->fill_case, t->seed + 1);
     if (status == SAT_OK) status = check(t, second, other == raced ? "by a second plan" : c->label);
-    t->bench->pattern = raced;
+    t->bench->pattern = raced, t->bench->run_with = run_with;
     return status;
 }
 
@@ -218,9 +219,9 @@ static sat_status twin(trials *t, const sat_check_case *c) {
     sat_problem problem = *s->problem;
     sat_runner runner;
     if (s->op->other_scale && !fixed) problem.alpha *= 1.5;
-    if (!sat_variant_fits(t->runner->variant, &problem, s->pattern, s->device)) return SAT_OK;
+    if (!sat_variant_fits(t->runner->variant, &problem, s->run_with, s->device)) return SAT_OK;
     sat_status status =
-        sat_runner_open(&runner, s->ctx, t->runner->variant, &problem, s->pattern, s->device, t->limit, NULL);
+        sat_runner_open(&runner, s->ctx, t->runner->variant, &problem, s->run_with, s->device, t->limit, NULL);
     if (status != SAT_OK) return status == SAT_OUT_OF_MEMORY ? SAT_OK : status;
     if (fixed) status = on_pattern(t, &runner, s->pattern, c);
     sat_runner_close(&runner);
@@ -250,11 +251,24 @@ static sat_status in_turns(trials *t, sat_runner *second, const sat_pattern_view
     return status == SAT_OK ? look(t, "after another plan has run, on another thread") : status;
 }
 
+/* The indices change and the plan stays: masks of all kinds under the one that was prepared before any of them. */
+static sat_status other_masks(trials *t) {
+    if (!t->bench->run_with->dynamic) return SAT_OK;
+    for (int kind = SAT_MASKS - 1; kind >= 0 && t->finding->ok;
+         kind--) { /* the last is as expected, for what follows */
+        SAT_TRY(sat_bench_lay_mask(t->bench, (sat_mask_kind)kind, t->seed + 3 + (uint64_t)kind));
+        SAT_TRY(sat_bench_fill(t->bench, SAT_PROBE_STRUCTURE, SAT_FILL_TINY, t->seed + 11 + (uint64_t)kind));
+        SAT_TRY(check(t, t->runner, sat_mask_labels[kind]));
+    }
+    return t->finding->ok ? SAT_OK : sat_bench_lay_mask(t->bench, SAT_MASK_EXPECTED, t->seed); /* others come */
+}
+
 /* ---- all of them ---- */
 
 static sat_status on_same_pattern(trials *t) {
     SAT_TRY(other_inputs(t));
     if (t->finding->ok) SAT_TRY(other_threads(t));
+    if (t->finding->ok) SAT_TRY(other_masks(t));
     if (t->finding->ok) SAT_TRY(not_finite(t));
     return t->finding->ok ? other_scalars(t) : SAT_OK;
 }
@@ -263,7 +277,8 @@ static sat_status on_same_pattern(trials *t) {
 static sat_status second_pattern(const trials *t, sat_pattern **pattern, const sat_pattern_view **view) {
     const sat_bench *s = t->bench;
     *pattern = NULL, *view = s->pattern;
-    if (s->pattern->stored_blocks == 0 || s->pattern->stored_blocks == s->pattern->grid_rows * s->pattern->grid_cols)
+    if (s->run_with->dynamic || s->pattern->stored_blocks == 0 ||
+        s->pattern->stored_blocks == s->pattern->grid_rows * s->pattern->grid_cols)
         return SAT_OK;
     SAT_TRY(skewed(s, pattern));
     if (!*pattern) return SAT_OK;
@@ -281,12 +296,12 @@ sat_status sat_confirm(sat_bench *bench, sat_runner *runner, size_t limit, uint6
     *finding = (sat_finding){.ok = true};
     sat_status status = second_pattern(&t, &pattern, &other);
     if (status == SAT_OK) /* opened before the first runs, so that state which both share is found */
-        status =
-            sat_runner_open(&second, bench->ctx, runner->variant, bench->problem, other, bench->device, limit, NULL);
+        status = sat_runner_open(&second, bench->ctx, runner->variant, bench->problem,
+                                 pattern ? other : bench->run_with, bench->device, limit, NULL);
     bool opened = status != SAT_OUT_OF_MEMORY; /* without memory for it the other checks have to suffice */
     if (!opened) status = SAT_OK;
     if (status == SAT_OK) status = on_same_pattern(&t);
-    if (status == SAT_OK && finding->ok && opened) status = in_turns(&t, &second, other);
+    if (status == SAT_OK && finding->ok && opened) status = in_turns(&t, &second, pattern ? other : bench->pattern);
     sat_runner_close(&second);
     sat_pattern_free(pattern);
     return status;

@@ -26,10 +26,12 @@ static const char *layout_name(const sat_operand *o) {
 
 static unsigned alignment(uint32_t bytes, unsigned most) { return bytes > most ? most : bytes; }
 
-static void format_options(char *to, size_t size, const sat_problem *p, const sat_key_fields *fields) {
-    snprintf(to, size, "beta=%d %s%s%s%s%s", p->beta != 0, fields->epilogue, p->flags & SAT_ALLOW_TF32 ? " tf32" : "",
+static void format_options(char *to, size_t size, const sat_problem *p, const sat_pattern_view *a,
+                           const sat_key_fields *fields) {
+    snprintf(to, size, "beta=%d %s%s%s%s%s%s", p->beta != 0, fields->epilogue, p->flags & SAT_ALLOW_TF32 ? " tf32" : "",
              p->flags & SAT_ALLOW_NONDETERMINISTIC ? " nondeterministic" : "",
-             p->flags & SAT_ALLOW_DENSE ? " dense" : "", p->flags & SAT_FIXED_VALUES ? " fixed" : "");
+             p->flags & SAT_ALLOW_DENSE ? " dense" : "", p->flags & SAT_FIXED_VALUES ? " fixed" : "",
+             a->dynamic ? " dynamic" : "");
 }
 
 void sat_key_format(char key[SAT_KEY_SIZE], const sat_problem *p, const sat_pattern_view *a, sat_measure m,
@@ -43,7 +45,7 @@ void sat_key_format(char key[SAT_KEY_SIZE], const sat_problem *p, const sat_patt
     unsigned most = threads > 0 ? 1 : 128;
     op->operands(p, a, o);
     op->set_key_fields(p, a, false, &fields);
-    format_options(options, sizeof options, p, &fields);
+    format_options(options, sizeof options, p, a, &fields);
     snprintf(key, SAT_KEY_SIZE,
              "op=%s m=%lld n=%lld k=%lld block=%lldx%lld batch=%lld a=%s b=%s c=%s %s layout=%s,%s,%s shared=%d%d "
              "align=%u,%u,%u %s%s density=%.3g skew=%.3g overlap=%.3g measure=%s threads=%d",
@@ -72,7 +74,7 @@ void sat_full_key_format(char full_key[SAT_KEY_SIZE], const sat_problem *p, cons
     char options[96];
     sat_key_fields fields;
     op->set_key_fields(p, a, true, &fields);
-    format_options(options, sizeof options, p, &fields);
+    format_options(options, sizeof options, p, a, &fields);
     snprintf(full_key, SAT_KEY_SIZE,
              "op=%s m=%lld n=%lld k=%lld block=%lldx%lld batch=%lld a=%s b=%s c=%s %s%s align=%u,%u,%u %s "
              "scalars=%c%c blocks=%lld skew=%.3g overlap=%.3g",

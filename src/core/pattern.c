@@ -1,13 +1,15 @@
-/* Validation, the owned copy, statistics and the transposed index of a pattern. */
+/* Validation, the owned copy, statistics and the transposed index of a pattern; of one whose indices change, what is
+ * expected of them. */
 #include "core/pattern.h"
 
 #include <limits.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/context.h"
+#include "core/dynamic.h"
 
 struct sat_pattern {
     atomic_int references;
@@ -15,7 +17,7 @@ struct sat_pattern {
     bool has_transposed;
     uint64_t digest;
     sat_pattern_view by_rows, full;
-    int64_t *row_ptr;
+    int64_t *row_ptr, *row_end; /* row_end NULL: the next row begins where a row ends */
     int32_t *col_idx;
     int64_t *t_ptr, *t_block;
     int32_t *t_row;
@@ -24,7 +26,9 @@ struct sat_pattern {
      * pattern may outlive the context that it was made with, and that context's allocator. */
     const sat_backend *backend;
     sat_device device;
-    void *device_index, *device_t_index, *device_offsets;
+    void *device_index, *device_t_index, *device_offsets, *device_row_end;
+    bool is_dynamic;
+    sat_dynamic dynamic; /* where it is */
 };
 
 /* Three arrays as the device sees them: the same where it reads the host's memory, else one copy of all. */
@@ -65,7 +69,8 @@ static int64_t cut_side(int64_t side, int64_t extent) {
     return side <= LARGE || side <= extent ? side : extent > 0 ? extent : 1;
 }
 
-static sat_status check_sizes(sat_bsr *s, int64_t *grid_rows, int64_t *grid_cols) {
+/* `count` is what messages call the number of stored blocks. */
+static sat_status check_sizes(sat_bsr *s, const char *count, int64_t *grid_rows, int64_t *grid_cols) {
     if (s->rows < 0) return sat_fail(SAT_BAD_SIZE, "rows is %lld; expected 0 or more", (long long)s->rows);
     if (s->cols < 0) return sat_fail(SAT_BAD_SIZE, "cols is %lld; expected 0 or more", (long long)s->cols);
     if (s->block_rows < 1)
@@ -81,17 +86,17 @@ static sat_status check_sizes(sat_bsr *s, int64_t *grid_rows, int64_t *grid_cols
     if (*grid_cols >= INT32_MAX)
         return sat_fail(SAT_BAD_SIZE, "cols/block_cols is %lld; expected below 2^31-1", (long long)*grid_cols);
     if (s->stored_blocks < 0)
-        return sat_fail(SAT_BAD_SIZE, "stored_blocks is %lld; expected 0 or more", (long long)s->stored_blocks);
+        return sat_fail(SAT_BAD_SIZE, "%s is %lld; expected 0 or more", count, (long long)s->stored_blocks);
     if (s->stored_blocks > *grid_rows * *grid_cols)
-        return sat_fail(SAT_BAD_SIZE, "stored_blocks is %lld; expected at most the %lld x %lld blocks of the matrix",
+        return sat_fail(SAT_BAD_SIZE, "%s is %lld; expected at most the %lld x %lld blocks of the matrix", count,
                         (long long)s->stored_blocks, (long long)*grid_rows, (long long)*grid_cols);
     if (s->stored_blocks == 0)
         s->block_rows = cut_side(s->block_rows, s->rows), s->block_cols = cut_side(s->block_cols, s->cols);
     int64_t area, elements;
     if (__builtin_mul_overflow(s->block_rows, s->block_cols, &area) ||
         __builtin_mul_overflow(area, s->stored_blocks, &elements) || elements > INT64_MAX / 64)
-        return sat_fail(SAT_BAD_SIZE, "block_rows %lld, block_cols %lld, stored_blocks %lld: their product overflows",
-                        (long long)s->block_rows, (long long)s->block_cols, (long long)s->stored_blocks);
+        return sat_fail(SAT_BAD_SIZE, "block_rows %lld, block_cols %lld, %s %lld: their product overflows",
+                        (long long)s->block_rows, (long long)s->block_cols, count, (long long)s->stored_blocks);
     if (!s->row_ptr) return sat_fail(SAT_NULL_POINTER, "row_ptr is NULL");
     if (!s->col_idx && s->stored_blocks > 0)
         return sat_fail(SAT_NULL_POINTER, "col_idx is NULL; expected %lld entries", (long long)s->stored_blocks);
@@ -135,7 +140,7 @@ static sat_status copy_indices(sat_pattern *p, const sat_bsr *s, const void *row
 
 /* Columns that row r shares with row r+1, both sorted. */
 static int64_t shared_columns(const sat_pattern_view *v, int64_t r) {
-    int64_t i = v->row_ptr[r], j = v->row_ptr[r + 1], i_end = j, j_end = v->row_ptr[r + 2], shared = 0;
+    int64_t i = v->row_ptr[r], j = v->row_ptr[r + 1], i_end = v->row_end[r], j_end = v->row_end[r + 1], shared = 0;
     while (i < i_end && j < j_end) {
         int32_t x = v->col_idx[i], y = v->col_idx[j];
         shared += x == y;
@@ -152,10 +157,11 @@ static int by_number(const void *x, const void *y) {
 
 /* The most blocks of a column, by sorting their columns: memory for what is stored, however wide the matrix is. */
 static sat_status sort_for_heaviest(sat_pattern_view *v) {
-    size_t count = (size_t)v->stored_blocks;
-    int32_t *sorted = malloc((count + 1) * sizeof *sorted);
-    if (!sorted) return sat_fail(SAT_OUT_OF_MEMORY, "pattern: the columns of %lld blocks", (long long)count);
-    memcpy(sorted, v->col_idx, count * sizeof *sorted);
+    size_t count = 0;
+    int32_t *sorted = malloc(((size_t)v->stored_blocks + 1) * sizeof *sorted);
+    if (!sorted) return sat_fail(SAT_OUT_OF_MEMORY, "pattern: the columns of %lld blocks", (long long)v->stored_blocks);
+    for (int64_t r = 0; r < v->grid_rows; r++)
+        for (int64_t t = v->row_ptr[r]; t < v->row_end[r]; t++) sorted[count++] = v->col_idx[t];
     qsort(sorted, count, sizeof *sorted, by_number);
     for (size_t i = 0, first = 0; i < count; i++) {
         if (sorted[i] != sorted[first]) first = i;
@@ -169,22 +175,23 @@ static sat_status find_heaviest_column(sat_pattern_view *v) {
     if (v->grid_cols > 4 * v->stored_blocks + 4096) return sort_for_heaviest(v);
     int64_t *column = calloc((size_t)v->grid_cols + 1, sizeof *column);
     if (!column) return sat_fail(SAT_OUT_OF_MEMORY, "pattern: %lld column counts", (long long)v->grid_cols);
-    for (int64_t t = 0; t < v->stored_blocks; t++)
-        if (++column[v->col_idx[t]] > v->max_col) v->max_col = column[v->col_idx[t]];
+    for (int64_t r = 0; r < v->grid_rows; r++)
+        for (int64_t t = v->row_ptr[r]; t < v->row_end[r]; t++)
+            if (++column[v->col_idx[t]] > v->max_col) v->max_col = column[v->col_idx[t]];
     free(column);
     return SAT_OK;
 }
 
 static sat_status fill_statistics(sat_pattern_view *v) {
     SAT_TRY(find_heaviest_column(v));
-    int64_t last_row_height = v->rows - (v->grid_rows - 1) * v->block_rows, shared = 0, first_blocks = 0;
+    int64_t last_row_height = v->rows - (v->grid_rows - 1) * v->block_rows, shared = 0, first_blocks = 0, all = 0;
     int64_t last_col_width = v->cols - (v->grid_cols - 1) * v->block_cols;
     for (int64_t r = 0; r < v->grid_rows; r++) {
-        int64_t blocks = v->row_ptr[r + 1] - v->row_ptr[r], height = v->block_rows;
+        int64_t blocks = v->row_end[r] - v->row_ptr[r], height = v->block_rows;
         if (r == v->grid_rows - 1) height = last_row_height;
         if (blocks > v->max_row) v->max_row = blocks;
-        v->empty_rows += blocks == 0;
-        for (int64_t t = v->row_ptr[r]; t < v->row_ptr[r + 1]; t++) {
+        v->empty_rows += blocks == 0, all += blocks;
+        for (int64_t t = v->row_ptr[r]; t < v->row_end[r]; t++) {
             v->stored_elements += height * (v->col_idx[t] == v->grid_cols - 1 ? last_col_width : v->block_cols);
         }
         if (r + 1 < v->grid_rows) {
@@ -192,8 +199,8 @@ static sat_status fill_statistics(sat_pattern_view *v) {
             first_blocks += blocks;
         }
     }
-    double stored = (double)v->stored_blocks, rows = (double)v->grid_rows, cols = (double)v->grid_cols;
-    if (v->stored_blocks > 0) {
+    double stored = (double)all, rows = (double)v->grid_rows, cols = (double)v->grid_cols;
+    if (all > 0) {
         v->density = stored / (rows * cols);
         v->skew = (double)v->max_row * rows / stored;
         v->t_skew = (double)v->max_col * cols / stored;
@@ -231,7 +238,11 @@ static sat_status show_index(sat_pattern *p) {
     sat_pattern_view *v = &p->by_rows;
     index_arrays x = {v->row_ptr, v->col_idx, NULL, v->grid_rows, v->stored_blocks};
     SAT_TRY(on_device(p, &x, &p->device_index));
-    v->device_row_ptr = x.ptr, v->device_col_idx = x.number;
+    v->device_row_ptr = x.ptr, v->device_col_idx = x.number, v->device_row_end = x.ptr + 1;
+    if (!p->row_end) return SAT_OK;
+    index_arrays ends = {p->row_end, NULL, NULL, v->grid_rows, 0};
+    SAT_TRY(on_device(p, &ends, &p->device_row_end));
+    v->device_row_end = ends.ptr;
     return SAT_OK;
 }
 
@@ -239,7 +250,10 @@ static void destroy(sat_pattern *p) {
     if (p->device_index) p->backend->free(&p->device, p->device_index);
     if (p->device_t_index) p->backend->free(&p->device, p->device_t_index);
     if (p->device_offsets) p->backend->free(&p->device, p->device_offsets);
-    free(p->row_ptr), free(p->col_idx), free(p->t_ptr), free(p->t_block), free(p->t_row), free(p->offsets);
+    if (p->device_row_end) p->backend->free(&p->device, p->device_row_end);
+    if (p->is_dynamic) sat_dynamic_end(&p->dynamic);
+    free(p->row_ptr), free(p->row_end), free(p->col_idx), free(p->t_ptr), free(p->t_block), free(p->t_row),
+        free(p->offsets);
     pthread_mutex_destroy(&p->lock);
     free(p);
 }
@@ -305,31 +319,50 @@ static sat_status copy_offsets(sat_context *ctx, sat_pattern *p, const sat_bsr *
     return SAT_OK;
 }
 
+/* A pattern without indices, with one reference. */
+static sat_status make_pattern(sat_context *context, const sat_bsr *s, int64_t grid_rows, int64_t grid_cols,
+                               sat_pattern **pattern) {
+    sat_pattern *p = calloc(1, sizeof *p);
+    if (!p) return sat_fail(SAT_OUT_OF_MEMORY, "pattern");
+    atomic_init(&p->references, 1);
+    pthread_mutex_init(&p->lock, NULL);
+    p->backend = context->backend, p->device = context->device;
+    p->by_rows = (sat_pattern_view){
+        SAT_SIZED(sat_pattern_view), .rows = s->rows,        .cols = s->cols,        .block_rows = s->block_rows,
+        .block_cols = s->block_cols, .grid_rows = grid_rows, .grid_cols = grid_cols, .stored_blocks = s->stored_blocks};
+    *pattern = p;
+    return SAT_OK;
+}
+
+/* And with room for its indices. `ends`: rows may end before the next begins. */
+static sat_status make_with_room(sat_context *context, const sat_bsr *s, int64_t grid_rows, int64_t grid_cols,
+                                 bool ends, sat_pattern **pattern) {
+    SAT_TRY(make_pattern(context, s, grid_rows, grid_cols, pattern));
+    sat_pattern *p = *pattern;
+    p->row_ptr = malloc(((size_t)grid_rows + 1) * sizeof *p->row_ptr);
+    p->row_end = ends ? calloc((size_t)grid_rows + 1, sizeof *p->row_end) : NULL;
+    p->col_idx = malloc(((size_t)s->stored_blocks + 1) * sizeof *p->col_idx);
+    if (!p->row_ptr || !p->col_idx || (ends && !p->row_end)) {
+        destroy(p);
+        return sat_fail(SAT_OUT_OF_MEMORY, "pattern: %lld block rows, %lld stored blocks", (long long)grid_rows,
+                        (long long)s->stored_blocks);
+    }
+    p->by_rows.row_ptr = p->row_ptr, p->by_rows.row_end = ends ? p->row_end : p->row_ptr + 1;
+    p->by_rows.col_idx = p->col_idx;
+    return SAT_OK;
+}
+
 sat_status sat_pattern_create(sat_context *context, const sat_bsr *indices, sat_pattern **pattern) {
     if (!context) return sat_fail(SAT_NULL_POINTER, "context is NULL");
     if (!indices) return sat_fail(SAT_NULL_POINTER, "indices is NULL");
     if (!pattern) return sat_fail(SAT_NULL_POINTER, "pattern is NULL");
     *pattern = NULL;
     sat_bsr s;
+    sat_pattern *p;
     SAT_TRY(sat_struct_in(&s, sizeof s, indices, sizeof s, "sat_bsr"));
     int64_t grid_rows = 0, grid_cols = 0;
-    SAT_TRY(check_sizes(&s, &grid_rows, &grid_cols));
-    sat_pattern *p = calloc(1, sizeof *p);
-    if (!p) return sat_fail(SAT_OUT_OF_MEMORY, "pattern");
-    atomic_init(&p->references, 1);
-    pthread_mutex_init(&p->lock, NULL);
-    p->backend = context->backend, p->device = context->device;
-    p->row_ptr = malloc(((size_t)grid_rows + 1) * sizeof *p->row_ptr);
-    p->col_idx = malloc(((size_t)s.stored_blocks + 1) * sizeof *p->col_idx);
-    if (!p->row_ptr || !p->col_idx) {
-        destroy(p);
-        return sat_fail(SAT_OUT_OF_MEMORY, "pattern: %lld block rows, %lld stored blocks", (long long)grid_rows,
-                        (long long)s.stored_blocks);
-    }
-    p->by_rows = (sat_pattern_view){
-        SAT_SIZED(sat_pattern_view), .rows = s.rows,         .cols = s.cols,         .block_rows = s.block_rows,
-        .block_cols = s.block_cols,  .grid_rows = grid_rows, .grid_cols = grid_cols, .stored_blocks = s.stored_blocks,
-        .row_ptr = p->row_ptr,       .col_idx = p->col_idx};
+    SAT_TRY(check_sizes(&s, "stored_blocks", &grid_rows, &grid_cols));
+    SAT_TRY(make_with_room(context, &s, grid_rows, grid_cols, false, &p));
     size_t width = s.index_type == SAT_I32 ? 4 : 8;
     const void *row_ptr, *col_idx;
     void *owned_rows, *owned_cols = NULL;
@@ -351,14 +384,97 @@ sat_status sat_pattern_create(sat_context *context, const sat_bsr *indices, sat_
     return SAT_OK;
 }
 
+/* ---- indices that change ---- */
+
+/* What is expected of the indices, by the hints. */
+static void expect_statistics(sat_pattern_view *v, const sat_dynamic_bsr *s) {
+    double rows = (double)v->grid_rows, cols = (double)v->grid_cols, all = rows * cols;
+    double most = (double)v->stored_blocks, stored = s->density > 0 ? fmin(most, s->density * all) : most;
+    v->max_row = v->grid_cols < v->stored_blocks ? v->grid_cols : v->stored_blocks;
+    v->max_col = v->grid_rows < v->stored_blocks ? v->grid_rows : v->stored_blocks;
+    if (all == 0 || stored == 0) return;
+    double skew = s->skew > 0 ? s->skew : 2, elements = stored * (double)v->block_rows * (double)v->block_cols;
+    v->density = stored / all;
+    v->skew = fmax(1, fmin(skew, fmin(rows, 1 / v->density)));
+    v->t_skew = fmax(1, fmin(skew, fmin(cols, 1 / v->density)));
+    v->stored_elements = (int64_t)fmin(elements, (double)v->rows * (double)v->cols);
+}
+
+static sat_status check_source(const sat_context *ctx, const sat_dynamic_bsr *s) {
+    const void *const pointers[] = {s->row_ptr, s->col_idx};
+    const char *const names[] = {"row_ptr", "col_idx"};
+    for (int i = 0; i < (s->capacity > 0 ? 2 : 1); i++)
+        if (!ctx->backend->usable(&ctx->device, pointers[i]))
+            return sat_fail(SAT_WRONG_MEMORY, "%s is %p, which %s cannot use", names[i], pointers[i], ctx->device.name);
+    if (!(s->density >= 0 && s->density <= 1))
+        return sat_fail(SAT_BAD_SIZE, "density is %g; expected 0 to 1", s->density);
+    if (!(s->skew >= 0 && s->skew < INFINITY))
+        return sat_fail(SAT_BAD_SIZE, "skew is %g; expected 0, or a number from 1 on", s->skew);
+    return SAT_OK;
+}
+
+sat_status sat_pattern_create_dynamic(sat_context *context, const sat_dynamic_bsr *indices, sat_pattern **pattern) {
+    if (!context) return sat_fail(SAT_NULL_POINTER, "context is NULL");
+    if (!indices) return sat_fail(SAT_NULL_POINTER, "indices is NULL");
+    if (!pattern) return sat_fail(SAT_NULL_POINTER, "pattern is NULL");
+    *pattern = NULL;
+    sat_dynamic_bsr s;
+    SAT_TRY(sat_struct_in(&s, sizeof s, indices, sizeof s, "sat_dynamic_bsr"));
+    sat_bsr like = {.rows = s.rows, .cols = s.cols, .block_rows = s.block_rows, .block_cols = s.block_cols};
+    like.stored_blocks = s.capacity, like.index_type = s.index_type;
+    like.row_ptr = s.row_ptr, like.col_idx = s.col_idx;
+    int64_t grid_rows = 0, grid_cols = 0;
+    sat_pattern *p;
+    SAT_TRY(check_sizes(&like, "capacity", &grid_rows, &grid_cols));
+    SAT_TRY(check_source(context, &s));
+    SAT_TRY(make_pattern(context, &like, grid_rows, grid_cols, &p));
+    sat_dynamic_init(&p->dynamic, s.index_type, s.row_ptr, s.col_idx);
+    p->is_dynamic = true;
+    p->by_rows.dynamic = &p->dynamic;
+    expect_statistics(&p->by_rows, &s);
+    const int64_t sizes[] = {grid_rows, grid_cols, s.capacity};
+    p->digest = digest_of(sizes, sizeof sizes, 4);
+    p->full = p->by_rows, p->has_transposed = true; /* plans have what there is of them */
+    *pattern = p;
+    return SAT_OK;
+}
+
+sat_status sat_pattern_fault(const sat_pattern *pattern, bool wait) {
+    if (!pattern) return sat_fail(SAT_NULL_POINTER, "pattern is NULL");
+    if (!pattern->is_dynamic) return SAT_OK;
+    if (wait) pattern->backend->sync_device(&pattern->device);
+    return sat_dynamic_fault(&pattern->by_rows);
+}
+
+sat_status sat_pattern_create_mask(sat_context *context, const sat_pattern_view *shape, const sat_mask_indices *mask,
+                                   sat_pattern **pattern) {
+    sat_bsr s = {.rows = shape->rows, .cols = shape->cols, .stored_blocks = shape->stored_blocks};
+    sat_pattern *p;
+    s.block_rows = shape->block_rows, s.block_cols = shape->block_cols;
+    *pattern = NULL;
+    SAT_TRY(make_with_room(context, &s, shape->grid_rows, shape->grid_cols, true, &p));
+    memcpy(p->row_ptr, mask->row_ptr, ((size_t)shape->grid_rows + 1) * sizeof *p->row_ptr);
+    memcpy(p->row_end, mask->row_end, (size_t)shape->grid_rows * sizeof *p->row_end);
+    for (int64_t t = 0; t < shape->stored_blocks; t++) p->col_idx[t] = 0;
+    for (int64_t r = 0; r < shape->grid_rows; r++)
+        for (int64_t t = p->row_ptr[r]; t < p->row_end[r]; t++) p->col_idx[t] = (int32_t)mask->col_idx[t];
+    fill_digest(p);
+    sat_status status = fill_statistics(&p->by_rows);
+    if (status == SAT_OK) status = show_index(p);
+    if (status != SAT_OK) destroy(p);
+    else *pattern = p;
+    return status;
+}
+
 /* For operations without a pattern: it has one reference more than are ever given back. */
 static int64_t no_rows[1];
 static sat_pattern none = {
     .references = 1,
     .lock = PTHREAD_MUTEX_INITIALIZER,
     .has_transposed = true,
-    .by_rows = {SAT_SIZED(sat_pattern_view), .block_rows = 1, .block_cols = 1, .row_ptr = no_rows},
-    .full = {SAT_SIZED(sat_pattern_view), .block_rows = 1, .block_cols = 1, .row_ptr = no_rows, .t_ptr = no_rows},
+    .by_rows = {SAT_SIZED(sat_pattern_view), .block_rows = 1, .block_cols = 1, .row_ptr = no_rows, .row_end = no_rows},
+    .full = {SAT_SIZED(sat_pattern_view), .block_rows = 1, .block_cols = 1, .row_ptr = no_rows, .row_end = no_rows,
+             .t_ptr = no_rows},
 };
 
 sat_status sat_pattern_for(const sat_op *op, const sat_pattern **pattern) {
@@ -395,10 +511,11 @@ static sat_status sort_by_column(sat_pattern *p) {
         return sat_fail(SAT_OUT_OF_MEMORY, "transposed index of %lld blocks", (long long)v->stored_blocks);
     }
     /* Counting sort by column; ptr is shifted by one so that it ends as the start of each column. */
-    for (int64_t t = 0; t < v->stored_blocks; t++) ptr[v->col_idx[t] + 2]++;
+    for (int64_t r = 0; r < v->grid_rows; r++)
+        for (int64_t t = v->row_ptr[r]; t < v->row_end[r]; t++) ptr[v->col_idx[t] + 2]++;
     for (int64_t c = 0; c < v->grid_cols; c++) ptr[c + 2] += ptr[c + 1];
     for (int64_t r = 0; r < v->grid_rows; r++) {
-        for (int64_t t = v->row_ptr[r]; t < v->row_ptr[r + 1]; t++) {
+        for (int64_t t = v->row_ptr[r]; t < v->row_end[r]; t++) {
             int64_t at = ptr[v->col_idx[t] + 1]++;
             row[at] = (int32_t)r;
             block[at] = t;

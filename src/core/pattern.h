@@ -3,6 +3,7 @@
 #define SAT_PATTERN_H
 
 #include "base/status.h"
+#include "core/masks.h"
 #include "ops/op.h"
 
 /* References keep a pattern alive while plans and queued background races use it. */
@@ -18,5 +19,10 @@ sat_status sat_pattern_transposed(const sat_pattern *pattern, const sat_pattern_
 /* A hash of all indices: another one for another pattern of the same shape. */
 uint64_t sat_pattern_digest(const sat_pattern *pattern);
 bool sat_pattern_has_transposed(const sat_pattern *pattern); /* made already */
+
+/* A mask that a race makes up for a pattern whose indices change, of its shape and capacity: a pattern whose indices
+ * stay, for checks alone, since its faulty rows leave gaps. */
+sat_status sat_pattern_create_mask(sat_context *context, const sat_pattern_view *shape, const sat_mask_indices *mask,
+                                   sat_pattern **pattern);
 
 #endif

@@ -43,7 +43,7 @@ static void describe(sat_plan *p, const sat_request *q, const sat_selection *sel
                               .pattern_verified = selection->pattern_verified,
                               .tuning_seconds = selection->tuning_seconds,
                               .prepare_seconds = p->runner.prepare_seconds,
-                              .workspace_bytes = p->runner.workspace_bytes,
+                              .workspace_bytes = p->runner.workspace_bytes + sat_runner_index_bytes(&p->runner),
                               .flops = q->op->flops(&q->problem, q->view),
                               .bytes = q->op->bytes(&q->problem, q->view)};
     p->check_id = selection->check_id, p->wrong_generation = q->wrong_generation;
@@ -269,6 +269,7 @@ static sat_status launch(sat_plan *plan, void *const *operands, void *stream) {
     if (plan->forked != sat_forked()) SAT_TRY(plan_after_fork(plan));
     if (!plan->writes) return SAT_OK; /* a batch of 2^40 empty products would take its time to do nothing */
     SAT_TRY(sat_runner_launch(&plan->runner, all, stream));
+    SAT_TRY(sat_runner_fault(&plan->runner));
     return plan->check_indices ? plan->check_indices(&plan->runner.problem, all) : SAT_OK;
 }
 

@@ -95,8 +95,8 @@ sat_status sat_registry_add(sat_registry *r, const sat_variant *v) {
     if (!v->supports) return sat_fail(SAT_NULL_POINTER, "variant %s: supports is NULL", v->name);
     if (!v->estimate) return sat_fail(SAT_NULL_POINTER, "variant %s: estimate is NULL", v->name);
     if (!v->launch) return sat_fail(SAT_NULL_POINTER, "variant %s: launch is NULL", v->name);
-    const uint32_t known =
-        SAT_V_REFERENCE | SAT_V_NONDETERMINISTIC | SAT_V_DENSE | SAT_V_LIBRARY | SAT_V_BATCHED | SAT_V_SCRATCH;
+    const uint32_t known = SAT_V_REFERENCE | SAT_V_NONDETERMINISTIC | SAT_V_DENSE | SAT_V_LIBRARY | SAT_V_BATCHED |
+                           SAT_V_SCRATCH | SAT_V_DYNAMIC;
     if (v->flags & ~known)
         return sat_fail(SAT_BAD_ENUM, "variant %s: flags is 0x%x; bits beyond 0x%x are unknown", v->name, v->flags,
                         known);

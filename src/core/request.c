@@ -18,6 +18,9 @@ sat_status sat_request_make(sat_request *q, sat_context *ctx, const sat_pattern 
     /* Values that differ over the batch cannot be converted once for all. */
     if (q->problem.batch > 1 && q->problem.a.batch_stride != 0) q->problem.flags &= ~(uint32_t)SAT_FIXED_VALUES;
     q->view = sat_pattern_by_rows(pattern);
+    if (q->view->dynamic && !q->op->takes_dynamic)
+        return sat_fail(SAT_UNSUPPORTED, "op %s takes no pattern whose indices change", q->op->name);
+    if (q->view->dynamic) q->problem.flags &= ~(uint32_t)SAT_FIXED_VALUES; /* where they belong changes */
     if (q->op->needs_columns && q->op->needs_columns(&q->problem)) SAT_TRY(sat_pattern_transposed(pattern, &q->view));
     q->device = sat_device_now(ctx);
     sat_key_format(q->key, &q->problem, q->view, ctx->options.measure,
@@ -57,7 +60,7 @@ bool sat_request_affords(sat_request *q, const sat_variant *v) {
 }
 
 bool sat_request_takes_no_memory(const sat_request *q, const sat_variant *v) {
-    return !v->prepare && workspace(q, v) == 0;
+    return !v->prepare && !q->view->dynamic && workspace(q, v) == 0;
 }
 
 /* Nothing may be checked here, so only trusted variants serve. The reference fits everything, so one is found. */

@@ -10,6 +10,7 @@ bool sat_variant_fits(const sat_variant *v, const sat_problem *p, const sat_patt
     if (v->op != p->op || v->backend != d->backend) return false;
     if ((v->flags & SAT_V_LIBRARY) && sat_forked()) return false; /* its threads are the parent's */
     if ((v->flags & SAT_V_NONDETERMINISTIC) && !(p->flags & SAT_ALLOW_NONDETERMINISTIC)) return false;
+    if (a->dynamic && !(v->flags & SAT_V_DYNAMIC)) return false;
     return v->supports(v, p, a, d);
 }
 
@@ -42,6 +43,11 @@ static sat_status failed(const sat_runner *r, const char *what, sat_status statu
     return sat_fail(status, "%s: %s failed with %s and no message", r->variant->name, what, sat_status_name(status));
 }
 
+/* What a variant sees in `prepare` and `launch`. */
+static const sat_pattern_view *view_of(const sat_runner *r) {
+    return r->tracker ? sat_tracker_view(r->tracker) : r->pattern;
+}
+
 /* On the tuning stream, after the zeroing of the workspace. It is waited for, since runs come on other streams. */
 static sat_status prepare(sat_runner *r) {
     const sat_backend *b = r->ctx->backend;
@@ -50,7 +56,7 @@ static sat_status prepare(sat_runner *r) {
     void *stream = b->stream(&r->device);
     if (r->variant->prepare) {
         sat_prepare p = {SAT_SIZED(sat_prepare), .variant = r->variant, .device = &r->device,
-                         .problem = &r->problem, .pattern = r->pattern, .workspace = workspace_of(r),
+                         .problem = &r->problem, .pattern = view_of(r), .workspace = workspace_of(r),
                          .stream = stream};
         unsigned messages = sat_messages();
         status = failed(r, "prepare", r->variant->prepare(&p, &r->state), messages);
@@ -77,7 +83,8 @@ sat_status sat_runner_open(sat_runner *r, sat_context *ctx, const sat_variant *v
         return sat_fail(SAT_OUT_OF_MEMORY, "%s: workspace of %zu bytes; the limit leaves %zu", v->name,
                         r->workspace_bytes, limit);
     if (r->workspace_bytes > 0) SAT_TRY(take_workspace(r, scratch));
-    sat_status status = r->workspace_bytes > 0 || v->prepare ? prepare(r) : SAT_OK;
+    sat_status status = a->dynamic ? sat_tracker_open(&r->tracker, ctx, d, p, a, limit) : SAT_OK;
+    if (status == SAT_OK) status = r->workspace_bytes > 0 || v->prepare ? prepare(r) : SAT_OK;
     r->prepare_seconds = sat_now() - start;
     if (status != SAT_OK) sat_runner_close(r);
     return status;
@@ -90,7 +97,8 @@ void sat_runner_close(sat_runner *r) {
         r->ctx->backend->leave(&r->device, before);
     }
     if (r->workspace) sat_free(r->ctx, r->workspace);
-    r->workspace = r->state = NULL, r->scratch = NULL;
+    sat_tracker_close(r->tracker);
+    r->workspace = r->state = NULL, r->scratch = NULL, r->tracker = NULL;
 }
 
 static sat_launch make_launch(const sat_runner *r, void *const *operands, void *stream) {
@@ -100,7 +108,7 @@ static sat_launch make_launch(const sat_runner *r, void *const *operands, void *
                         .variant = r->variant,
                         .device = &r->device,
                         .problem = &r->problem,
-                        .pattern = r->pattern,
+                        .pattern = view_of(r),
                         .operands = operands,
                         .workspace = workspace_of(r),
                         .state = r->state,
@@ -148,8 +156,14 @@ sat_status sat_runner_launch(sat_runner *r, void *const *operands, void *stream)
     bool whole = r->problem.batch == 1 || (r->variant->flags & SAT_V_BATCHED);
     unsigned messages = sat_messages();
     sat_range_push(r->variant->name);
-    sat_status status = failed(r, "launch", whole ? r->variant->launch(&l) : launch_items(r, l), messages);
+    sat_status status = r->tracker ? sat_tracker_before(r->tracker, l.threads, stream) : SAT_OK;
+    if (status == SAT_OK) status = failed(r, "launch", whole ? r->variant->launch(&l) : launch_items(r, l), messages);
+    if (status == SAT_OK && r->tracker) status = sat_tracker_after(r->tracker, operands, stream);
     sat_range_pop();
     r->ctx->backend->leave(&r->device, before);
     return status;
 }
+
+sat_status sat_runner_fault(const sat_runner *r) { return r->tracker ? sat_tracker_fault(r->tracker) : SAT_OK; }
+
+size_t sat_runner_index_bytes(const sat_runner *r) { return r->tracker ? sat_tracker_bytes(r->tracker) : 0; }

@@ -33,7 +33,8 @@ bool sat_trial_open(sat_trials *r, sat_candidate *c) {
     const sat_tuning *t = r->t;
     const sat_variant *v = c->runner.variant;
     size_t held = r->held + r->scratch.bytes, left = r->limit > held ? r->limit - held : 0;
-    sat_status status = sat_runner_open(&c->runner, t->ctx, v, t->problem, t->pattern, t->device, left, &r->scratch);
+    sat_status status =
+        sat_runner_open(&c->runner, t->ctx, v, t->problem, r->bench.run_with, t->device, left, &r->scratch);
     c->runner.variant = v;
     if (status != SAT_OK) {
         sat_trial_fail(r, c, status);

@@ -231,13 +231,13 @@ static void block_row(const sat_launch *l, const sat_rows *r, int64_t row, int64
     int64_t i = row * r->br, rows = sat_min(r->br, r->m - i), cols = sat_min(SLAB, p->n - j);
     sat_matrix ct = sat_matrix_at(p->c_dtype, &c, i, j);
     double beta = p->beta;
-    for (int64_t t = r->ptr[row]; t < r->ptr[row + 1]; t++, beta = 1) {
+    for (int64_t t = r->ptr[row]; t < r->end[row]; t++, beta = 1) {
         int64_t k = r->col[t] * r->bc, deep = sat_min(r->bc, r->k - k);
         void *values = sat_at(p->a_dtype, l->operands[0], sat_block_of(r, t) * r->block_elements);
         sat_matrix block = {values, r->row_step, r->col_step}, bt = sat_matrix_at(p->b_dtype, &b, k, j);
         sat_blas_gemm(sat_blas_of(l->variant), p->a_dtype, rows, cols, deep, p->alpha, &block, &bt, beta, &ct);
     }
-    if (r->ptr[row] == r->ptr[row + 1]) scale(p, &ct, rows, cols);
+    if (r->ptr[row] == r->end[row]) scale(p, &ct, rows, cols);
     sat_blas_finish(l, &ct, i, rows, cols);
 }
 
@@ -267,8 +267,8 @@ static sat_status block_launch(const sat_launch *l) {
     }
 #define BLOCK(library_version, words)                                                                                  \
     {                                                                                                                  \
-        .version = library_version, .op = SAT_MATMUL, .backend = SAT_CPU, .flags = SAT_V_LIBRARY, .about = words,      \
-        .supports = block_supports, .estimate = block_estimate, .launch = block_launch                                 \
+        .version = library_version, .op = SAT_MATMUL, .backend = SAT_CPU, .flags = SAT_V_LIBRARY | SAT_V_DYNAMIC,      \
+        .about = words, .supports = block_supports, .estimate = block_estimate, .launch = block_launch                 \
     }
 
 SAT_FAMILY(cpu_matmul_openblas_dense) = DENSE(sat_openblas_version, SAT_V_DENSE,

@@ -145,14 +145,15 @@ static sat_status block_launch(const sat_launch *l) {
     sat_status room = sat_room_check(l);
     if (room != SAT_OK) return room;
     const sat_pattern_view *a = l->pattern;
+    const int64_t stored = a->row_ptr[a->grid_rows];
     enum { SOME = 8 }; /* blocks of a work item: so that skewed rows are shared among threads too */
 #pragma omp parallel num_threads(l->threads)
     {
         int token = blas->enter();
 #pragma omp for schedule(dynamic, 1)
-        for (int64_t first = 0; first < a->stored_blocks; first += SOME) {
+        for (int64_t first = 0; first < stored; first += SOME) {
             int64_t row = row_of(a, first);
-            for (int64_t t = first; t < sat_min(first + SOME, a->stored_blocks); t++) {
+            for (int64_t t = first; t < sat_min(first + SOME, stored); t++) {
                 while (a->row_ptr[row + 1] <= t) row++;
                 block_one(l, row, t);
             }
@@ -166,14 +167,14 @@ static sat_status block_launch(const sat_launch *l) {
 
 #define DENSE(library_version, words)                                                                                  \
     {                                                                                                                  \
-        .version = library_version, .op = SAT_SAMPLED, .backend = SAT_CPU, .flags = SAT_V_LIBRARY | SAT_V_SCRATCH,     \
-        .about = words, .supports = dense_supports, .estimate = dense_estimate, .workspace = dense_workspace,          \
-        .launch = dense_launch                                                                                         \
+        .version = library_version, .op = SAT_SAMPLED, .backend = SAT_CPU,                                             \
+        .flags = SAT_V_LIBRARY | SAT_V_SCRATCH | SAT_V_DYNAMIC, .about = words, .supports = dense_supports,            \
+        .estimate = dense_estimate, .workspace = dense_workspace, .launch = dense_launch                               \
     }
 #define BLOCK(library_version, words)                                                                                  \
     {                                                                                                                  \
-        .version = library_version, .op = SAT_SAMPLED, .backend = SAT_CPU, .flags = SAT_V_LIBRARY, .about = words,     \
-        .supports = block_supports, .estimate = block_estimate, .launch = block_launch                                 \
+        .version = library_version, .op = SAT_SAMPLED, .backend = SAT_CPU, .flags = SAT_V_LIBRARY | SAT_V_DYNAMIC,     \
+        .about = words, .supports = block_supports, .estimate = block_estimate, .launch = block_launch                 \
     }
 
 SAT_FAMILY(cpu_sampled_openblas_dense) = DENSE(sat_openblas_version, "OpenBLAS on all of X*Y, blocks picked; f32, f64");

@@ -94,9 +94,16 @@ SAT_BOTH static inline int64_t sat_block_row(const int64_t *row_ptr, int64_t row
     return low;
 }
 
+/* The same where blocks may be no row's: -1 for those, which a faulty row lost or which are beyond the last row. */
+SAT_BOTH static inline int64_t sat_row_of_block(const int64_t *row_ptr, const int64_t *row_end, int64_t rows,
+                                                int64_t block) {
+    int64_t row = sat_block_row(row_ptr, rows, block);
+    return rows > 0 && block < row_end[row] ? row : -1;
+}
+
 /* Where the block of block column `col` stands in a block row of op(A); -1: it is not stored. */
 SAT_BOTH static inline int64_t sat_find_block(const sat_rows *r, int64_t row, int64_t col) {
-    for (int64_t t = r->ptr[row]; t < r->ptr[row + 1]; t++)
+    for (int64_t t = r->ptr[row]; t < r->end[row]; t++)
         if (r->col[t] == col) return t;
     return -1;
 }

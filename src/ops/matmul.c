@@ -81,10 +81,12 @@ static void set_fills(const sat_problem *p, const sat_pattern_view *a, int fill_
     fills[3] = fills[2];
 }
 
-/* A random element of the stored blocks: its place among the values, and the row of B that it multiplies. */
+/* A random element of the stored blocks: its place among the values, and the row of B that it multiplies. -1: drew a
+ * block that no row has. */
 static int64_t draw_element(const sat_rows *r, int64_t stored, uint64_t x, int64_t *k) {
     int64_t t = (int64_t)(x % (uint64_t)stored), k0 = r->col[t] * r->bc;
-    int64_t i0 = sat_block_row(r->ptr, r->count, t) * r->br;
+    int64_t row = sat_row_of_block(r->ptr, r->end, r->count, t), i0 = row * r->br;
+    if (row < 0) return -1;
     int64_t i = (int64_t)(sat_mix(x + 1) % (uint64_t)sat_min(r->br, r->m - i0));
     int64_t j = (int64_t)(sat_mix(x + 2) % (uint64_t)sat_min(r->bc, r->k - k0));
     *k = k0 + j;
@@ -104,6 +106,7 @@ static int specials(const sat_problem *p, const sat_pattern_view *a, const sat_f
     for (uint64_t i = 0; i < TRIES && count < SAT_MAX_SPECIALS; i++) {
         uint64_t x = sat_mix(seed + i);
         int64_t at = draw_element(&r, a->stored_blocks, x, &k), j = (int64_t)(sat_mix(x + 3) % (uint64_t)p->n);
+        if (at < 0) continue;
         bool zero = sat_made_up(&fills[0], sat_operand_seed(seed, 0), at) == 0, late = i >= TRIES / 2;
         /* The others stay out of its column, where they would hide it, if there are more columns. */
         if (late || (count == 0 ? zero : j != out[0].col)) count = sat_special_add(out, count, 1, k, j);
@@ -133,6 +136,7 @@ const sat_op sat_op_matmul = {
     .flops = sat_flops,
     .bytes = sat_bytes,
     .set_key_fields = sat_set_product_key_fields,
+    .takes_dynamic = true,
     .needs_columns = needs_columns,
     .from_call = from_call,
     .sums_problem = sums_problem,

@@ -85,7 +85,7 @@ static int64_t true_row(const item *x, int64_t i, const sat_true_line *to, doubl
     const sat_problem *p = x->p;
     const sat_rows *r = &x->r;
     int64_t depth = 0;
-    for (int64_t t = r->ptr[i / r->br]; t < r->ptr[i / r->br + 1]; t++) {
+    for (int64_t t = r->ptr[i / r->br]; t < r->end[i / r->br]; t++) {
         int64_t k0 = r->col[t] * r->bc, cols = sat_min(r->bc, r->k - k0);
         for (int64_t k = 0; k < cols; k++) {
             sat_load_row(row, p->b_dtype, x->b, (k0 + k) * p->b.row_stride, p->b.col_stride, p->n);
@@ -223,7 +223,7 @@ static uint64_t proven_row(const item *x, int64_t i, const uint64_t *folded, boo
     const sat_problem *p = x->p;
     const sat_rows *r = &x->r;
     uint64_t sum = 0, value;
-    for (int64_t t = r->ptr[i / r->br]; t < r->ptr[i / r->br + 1]; t++) {
+    for (int64_t t = r->ptr[i / r->br]; t < r->end[i / r->br]; t++) {
         int64_t k0 = r->col[t] * r->bc, cols = sat_min(r->bc, r->k - k0);
         for (int64_t k = 0; k < cols; k++) {
             *integer &=

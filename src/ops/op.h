@@ -137,6 +137,7 @@ typedef struct sat_op {
     /* Formats this operation's own fields of the key, or of the full key. */
     void (*set_key_fields)(const sat_problem *p, const sat_pattern_view *a, bool full, sat_key_fields *fields);
     bool without_pattern; /* callers give NULL */
+    bool takes_dynamic;   /* patterns whose indices change between runs */
     /* The rest may be NULL, as `sums_problem` may. */
     /* Operands of indices: made up for a case of a probe, `count` of them; where a run's operands break their rules, in
      * memory that the host reads, what is wrong. NULL: there are none. */

@@ -49,12 +49,15 @@ static void set_fills(const sat_problem *p, const sat_pattern_view *a, int fill_
     sat_exact_fills(p, p->k, fill_case, &fills[0], &fills[1], &fills[2]);
 }
 
-/* A random element of the stored blocks, by its row and column. */
-static void draw_element(const sat_pattern_view *a, uint64_t x, int64_t *row, int64_t *col) {
+/* A random element of the stored blocks, by its row and column. False: drew a block that no row has. */
+static bool draw_element(const sat_pattern_view *a, uint64_t x, int64_t *row, int64_t *col) {
     int64_t t = (int64_t)(x % (uint64_t)a->stored_blocks);
-    int64_t i0 = sat_block_row(a->row_ptr, a->grid_rows, t) * a->block_rows, j0 = a->col_idx[t] * a->block_cols;
+    int64_t in = sat_row_of_block(a->row_ptr, a->row_end, a->grid_rows, t);
+    int64_t i0 = in * a->block_rows, j0 = a->col_idx[t] * a->block_cols;
+    if (in < 0) return false;
     *row = i0 + (int64_t)(sat_mix(x + 1) % (uint64_t)sat_min(a->block_rows, a->rows - i0));
     *col = j0 + (int64_t)(sat_mix(x + 2) % (uint64_t)sat_min(a->block_cols, a->cols - j0));
+    return true;
 }
 
 /* In rows of X and columns of Y that stored blocks have. The first, an infinity of X, meets a zero of Y, and the second
@@ -72,7 +75,7 @@ static int specials(const sat_problem *p, const sat_pattern_view *a, const sat_f
         uint64_t x = sat_mix(seed + i);
         int64_t k = (int64_t)(sat_mix(x + 3) % (uint64_t)p->k);
         int into = count % 2, other = 1 - into; /* the operand that it goes into, and the one that it meets */
-        draw_element(a, x, &row, &col);
+        if (!draw_element(a, x, &row, &col)) continue;
         int64_t met = other ? sat_operand_at(&o[1], 0, k, col) : sat_operand_at(&o[0], 0, row, k);
         bool zero = sat_made_up(&fills[other], sat_operand_seed(seed, other), met) == 0, apart = true;
         for (int j = 0; j < count && j < 2; j++) apart = apart && row != rows[j] && col != cols[j];
@@ -94,6 +97,7 @@ const sat_op sat_op_sampled = {
     .flops = sat_flops,
     .bytes = sat_bytes,
     .set_key_fields = sat_set_product_key_fields,
+    .takes_dynamic = true,
     .sums_problem = sums_problem,
     .set_fills = set_fills,
     .specials = specials,

@@ -69,17 +69,17 @@ static item make_item(const sat_trial *t, int64_t z) {
     return w;
 }
 
-/* Where a line is: row `row` of the matrix, columns from `col` on, of which `cols` are inside of it. */
+/* Where a line is: row `row` of the matrix, columns from `col` on, of which `cols` are inside of it: none of a block
+ * that no row has. */
 typedef struct place {
     int64_t block, row, col, cols;
 } place;
 
 static place place_of(const sat_pattern_view *a, int64_t line) {
     int64_t block = line / a->block_rows, col = a->col_idx[block] * a->block_cols;
-    place at = {.block = block,
-                .row = sat_block_row(a->row_ptr, a->grid_rows, block) * a->block_rows + line % a->block_rows,
-                .col = col};
-    at.cols = at.row < a->rows ? sat_min(a->block_cols, a->cols - col) : 0;
+    int64_t row = sat_row_of_block(a->row_ptr, a->row_end, a->grid_rows, block);
+    place at = {.block = block, .row = sat_max(0, row) * a->block_rows + line % a->block_rows, .col = col};
+    at.cols = row >= 0 && at.row < a->rows ? sat_min(a->block_cols, a->cols - col) : 0;
     return at;
 }
 
@@ -289,7 +289,7 @@ static sat_status prove(const sat_trial *t, uint64_t seed, sat_finding *finding)
         fold(&w, true, ~seed, right);
 #pragma omp parallel for num_threads(t->device->threads) schedule(dynamic, 4) reduction(min : first)
         for (int64_t g = 0; g < a->grid_rows; g++)
-            for (int64_t b = a->row_ptr[g]; b < a->row_ptr[g + 1]; b++)
+            for (int64_t b = a->row_ptr[g]; b < a->row_end[g]; b++)
                 if (!block_is_right(&w, g, b, left, right, seed) && b < first) first = b;
         if (first == a->stored_blocks) continue;
         finding->ok = false;

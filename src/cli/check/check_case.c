@@ -12,6 +12,7 @@
 #include "../rng.h"
 #include "check_attention.h"
 #include "check_grouped.h"
+#include "check_mask.h"
 
 typedef struct draw {
     rng r;
@@ -193,11 +194,12 @@ static sat_layout dense_layout(draw *d, int64_t rows, int64_t cols, int64_t batc
     return l;
 }
 
-static sat_layout values_layout(draw *d, const blocks *b, int64_t batch, bool output) {
+static sat_layout values_layout(draw *d, const check_case *c, int64_t batch, bool output) {
+    const blocks *b = &c->blocks;
     sat_layout l = {0};
     if (batch > 1 && (output || rng_chance(&d->r, 0.6)))
         l.batch_stride =
-            stride(d, b->count * b->block_rows * b->block_cols + (wildly(d, 0.5) ? rng_between(&d->r, 1, 9) : 0));
+            stride(d, case_room(c) * b->block_rows * b->block_cols + (wildly(d, 0.5) ? rng_between(&d->r, 1, 9) : 0));
     return l;
 }
 
@@ -242,17 +244,17 @@ static void choose_problem(draw *d, check_case *c) {
     choose_dtypes(d, p);
     p->batch = wildly(d, 0.15) ? rng_between(&d->r, 2, 3) : 1;
     int64_t other = wildly(d, 0.015) ? 0 : other_side(d);
-    double work = (double)b->count * (double)b->block_rows * (double)b->block_cols * (double)p->batch;
+    double work = (double)case_room(c) * (double)b->block_rows * (double)b->block_cols * (double)p->batch;
     if (work * (double)other > d->budget) other = at_least_1((int64_t)(d->budget / work));
     if (p->op == SAT_SAMPLED) {
         p->m = b->rows, p->n = b->cols, p->k = other;
         p->a = dense_layout(d, p->m, p->k, p->batch, false);
         p->b = dense_layout(d, p->k, p->n, p->batch, false);
-        p->c = values_layout(d, b, p->batch, true);
+        p->c = values_layout(d, c, p->batch, true);
     } else {
         p->matmul.transpose = d->transposed ? SAT_TRANSPOSE : SAT_NO_TRANSPOSE;
         p->m = p->matmul.transpose ? b->cols : b->rows, p->k = p->matmul.transpose ? b->rows : b->cols, p->n = other;
-        p->a = values_layout(d, b, p->batch, false);
+        p->a = values_layout(d, c, p->batch, false);
         p->b = dense_layout(d, p->k, p->n, p->batch, false);
         p->c = dense_layout(d, p->m, p->n, p->batch, true);
     }
@@ -288,6 +290,7 @@ bool case_make(const sat_variant *v, uint64_t seed, int64_t number, int attempt,
     if (v->op >= SAT_GROUPED) return grouped_case(v, &d.r, wild, sides, c), true;
     d.transposed = v->op == SAT_MATMUL && wildly(&d, 0.35);
     if (!make_pattern(&d, &c->blocks)) return false;
+    if ((v->flags & SAT_V_DYNAMIC) && rng_chance(&d.r, 0.3) && !mask_open(c, &d.r)) return false;
     choose_problem(&d, c);
     const blocks *b = &c->blocks;
     int64_t bands = c->problem.op == SAT_SAMPLED || c->problem.matmul.transpose ? b->grid_rows : b->grid_cols;
@@ -296,7 +299,10 @@ bool case_make(const sat_variant *v, uint64_t seed, int64_t number, int attempt,
     return true;
 }
 
-void case_free(check_case *c) { blocks_free(&c->blocks); }
+void case_free(check_case *c) {
+    blocks_free(&c->blocks);
+    mask_close(c);
+}
 
 static int layout_text(char *out, size_t capacity, const char *name, const sat_layout *l) {
     return snprintf(out, capacity, " %s=%" PRId64 ",%" PRId64 ",%" PRId64, name, l->row_stride, l->col_stride,
@@ -321,6 +327,9 @@ void case_text(const check_case *c, char *out, size_t capacity) {
     static const char *const names[] = {"a", "b", "c"};
     for (int i = 0; i < 3 && at > 0 && (size_t)at < capacity; i++)
         at += layout_text(out + at, capacity - (size_t)at, names[i], layouts[i]);
+    if (c->mask.used && (size_t)at < capacity)
+        at += snprintf(out + at, capacity - (size_t)at, ", changing within %" PRId64 " blocks%s", c->mask.capacity,
+                       c->mask.fault ? ", faulty" : "");
     if (c->poisoned >= 0 && (size_t)at < capacity)
         snprintf(out + at, capacity - (size_t)at, ", NaN in band %" PRId64, c->poisoned);
 }

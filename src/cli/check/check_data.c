@@ -59,12 +59,13 @@ static int64_t span_of(const operand *o) {
     return operand_at(o, o->batch - 1, o->rows - 1, o->cols - 1) + 1;
 }
 
-static operand values_operand(const blocks *b, sat_dtype t, sat_layout l, uint32_t align) {
+static operand values_operand(const check_case *c, sat_dtype t, sat_layout l, uint32_t align) {
+    const blocks *b = &c->blocks;
     l.row_stride = b->block_cols, l.col_stride = 1;
     return (operand){.name = "values",
                      .dtype = t,
                      .values = true,
-                     .rows = b->count * b->block_rows,
+                     .rows = case_room(c) * b->block_rows,
                      .cols = b->block_cols,
                      .layout = l,
                      .align = align};
@@ -74,7 +75,8 @@ static operand dense_operand(const char *name, sat_dtype t, int64_t rows, int64_
     return (operand){.name = name, .dtype = t, .rows = rows, .cols = cols, .layout = l, .align = align};
 }
 
-int data_operands(const sat_problem *p, const blocks *b, operand *list) {
+int data_operands(const check_case *c, operand *list) {
+    const sat_problem *p = &c->problem;
     int count = 3;
     bool product = p->op <= SAT_SAMPLED;
     if (is_attention(p)) count = attention_operands(p, list);
@@ -82,9 +84,9 @@ int data_operands(const sat_problem *p, const blocks *b, operand *list) {
     else if (p->op == SAT_SAMPLED) {
         list[0] = dense_operand("X", p->a_dtype, p->m, p->k, p->a, p->a_align);
         list[1] = dense_operand("Y", p->b_dtype, p->k, p->n, p->b, p->b_align);
-        list[2] = values_operand(b, p->c_dtype, p->c, p->c_align);
+        list[2] = values_operand(c, p->c_dtype, p->c, p->c_align);
     } else {
-        list[0] = values_operand(b, p->a_dtype, p->a, p->a_align);
+        list[0] = values_operand(c, p->a_dtype, p->a, p->a_align);
         list[1] = dense_operand("B", p->b_dtype, p->k, p->n, p->b, p->b_align);
         list[2] = dense_operand("C", p->c_dtype, p->m, p->n, p->c, p->c_align);
     }
@@ -101,7 +103,7 @@ int data_operands(const sat_problem *p, const blocks *b, operand *list) {
 }
 
 bool data_open(check_data *d, const check_case *c) {
-    d->count = data_operands(&c->problem, &c->blocks, d->list);
+    d->count = data_operands(c, d->list);
     memset(d->pointers, 0, sizeof d->pointers);
     if (is_grouped(&c->problem) && !grouped_open(d, c)) return false;
     for (int i = 0; i < d->count; i++) {
@@ -139,7 +141,7 @@ void data_free(check_data *d) {
 static bool inside(const check_case *c, const int64_t *block_row, int64_t i, int64_t j) {
     const blocks *b = &c->blocks;
     int64_t block = i / b->block_rows;
-    return block_row[block] * b->block_rows + i % b->block_rows < b->rows &&
+    return block_row[block] >= 0 && block_row[block] * b->block_rows + i % b->block_rows < b->rows &&
            b->col_idx[block] * b->block_cols + j < b->cols;
 }
 
@@ -168,14 +170,15 @@ static void poison_band(const check_data *d, const check_case *c) {
 
 bool data_fill(check_data *d, const check_case *c, uint64_t seed) {
     const blocks *b = &c->blocks;
-    int64_t *block_row = malloc((size_t)(b->count + 1) * sizeof *block_row);
+    int64_t room = case_room(c), *block_row = malloc((size_t)(room + 1) * sizeof *block_row);
     if (!block_row) return false;
+    for (int64_t i = 0; i < room; i++) block_row[i] = -1; // of no row
     for (int64_t row = 0; row < b->grid_rows; row++)
-        for (int64_t i = b->row_ptr[row]; i < b->row_ptr[row + 1]; i++) block_row[i] = row;
+        for (int64_t i = b->row_ptr[row]; i < blocks_end(b, row); i++) block_row[i] = row;
     rng r = {seed};
     for (int i = 0; i < d->count; i++) fill_operand(&d->list[i], c, block_row, &r);
     free(block_row);
-    d->expected = SAT_OK;
+    d->expected = c->mask.used && d->list[2].span > 0 ? c->mask.fault : SAT_OK; // without an output nothing is read
     if (is_grouped(&c->problem)) grouped_inputs(d, c, &r);
     if (c->problem.op == SAT_ATTENTION_BACKWARD && !attention_inputs(d, c)) return false;
     if (c->problem.op <= SAT_SAMPLED) poison_band(d, c);

@@ -50,8 +50,8 @@ typedef struct check_data {
     size_t copy_bytes[CHECK_OPERANDS];
 } check_data;
 
-/* Lists the operands of a problem, without memory; gives how many. */
-int data_operands(const sat_problem *p, const blocks *b, operand *list);
+/* Lists the operands of a case's problem, without memory; gives how many. */
+int data_operands(const check_case *c, operand *list);
 /* Lays them out. False without memory. */
 bool data_open(check_data *d, const check_case *c);
 /* New random values; outputs NaN, or random where they are read. Then the expectation of a right result. */

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "check_grouped.h"
+#include "check_mask.h"
 
 enum { ATTEMPTS = 96 };
 
@@ -12,6 +13,7 @@ sat_status case_pattern(sat_context *context, const check_case *c, sat_pattern *
     const blocks *b = &c->blocks;
     *pattern = NULL;
     if (is_grouped(&c->problem)) return SAT_OK;
+    if (c->mask.used) return mask_pattern(context, c, pattern);
     sat_bsr s = {SAT_SIZED(sat_bsr),
                  .rows = b->rows,
                  .cols = b->cols,

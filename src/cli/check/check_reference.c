@@ -104,7 +104,7 @@ static bool matmul_item(const check_data *d, const check_case *c, int64_t z) {
               .depth = calloc((size_t)p->m + 1, sizeof *s.depth)};
     bool ok = values && b && s.sum && s.magnitude && s.depth;
     for (int64_t row = 0; ok && row < a->grid_rows; row++)
-        for (int64_t block = a->row_ptr[row]; block < a->row_ptr[row + 1]; block++)
+        for (int64_t block = a->row_ptr[row]; block < blocks_end(a, row); block++)
             add_block(c, values, block, row, b, &s);
     if (ok) finish_matmul(d, c, z, &s);
     free(values);
@@ -146,9 +146,12 @@ static bool sampled_item(const check_data *d, const check_case *c, int64_t z) {
     const blocks *a = &c->blocks;
     double *x = load_item(&d->list[0], z), *y = load_item(&d->list[1], z);
     double *sum = malloc((size_t)a->block_cols * sizeof *sum), *magnitude = malloc((size_t)a->block_cols * sizeof *sum);
+    const operand *out = &d->list[2];
     bool ok = x && y && sum && magnitude;
+    for (int64_t e = z * out->rows * out->cols; e < (z + 1) * out->rows * out->cols; e++) // where no row has a block
+        out->expected[e] = out->bound[e] = 0;
     for (int64_t row = 0; ok && row < a->grid_rows; row++)
-        for (int64_t block = a->row_ptr[row]; block < a->row_ptr[row + 1]; block++)
+        for (int64_t block = a->row_ptr[row]; block < blocks_end(a, row); block++)
             for (int64_t i = 0; i < a->block_rows; i++)
                 sample_row(d, c, z, block, row * a->block_rows + i, i, x, y, sum, magnitude);
     free(x);

@@ -111,7 +111,7 @@ static sat_status open_run(run *r, const sat_launch *l, int most) { // as many o
     *r = (run){.me = me, .how = &me->fault->how, .launch = l, .state = l->state, .p = *l->problem, .a = l->pattern};
     const sat_pattern_view *a = l->pattern;
     blocks b = {.block_rows = a->block_rows, .block_cols = a->block_cols, .count = a->stored_blocks};
-    r->count = data_operands(&r->p, &b, r->list);
+    r->count = data_operands(&(check_case){.blocks = b, .problem = r->p}, r->list);
     if (r->count > most) r->count = most;
     sat_status status = SAT_OK;
     for (int i = 0; i < r->count && status == SAT_OK; i++) status = bring(r, i);

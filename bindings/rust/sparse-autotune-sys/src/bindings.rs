@@ -146,6 +146,26 @@ pub struct sat_pattern {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct sat_dynamic_bsr {
+    pub size: usize,
+    pub rows: i64,
+    pub cols: i64,
+    pub block_rows: i64,
+    pub block_cols: i64,
+    pub capacity: i64,
+    pub index_type: sat_index_type,
+    pub row_ptr: *const ::core::ffi::c_void,
+    pub col_idx: *const ::core::ffi::c_void,
+    pub density: f64,
+    pub skew: f64,
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct sat_dynamic {
+    _unused: [u8; 0],
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct sat_pattern_view {
     pub size: usize,
     pub rows: i64,
@@ -178,6 +198,9 @@ pub struct sat_pattern_view {
     pub kv_offsets: *const i64,
     pub device_q_offsets: *const i64,
     pub device_kv_offsets: *const i64,
+    pub row_end: *const i64,
+    pub device_row_end: *const i64,
+    pub dynamic: *const sat_dynamic,
 }
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
@@ -685,7 +708,47 @@ const _: () = {
 };
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of sat_pattern_view"][::core::mem::size_of::<sat_pattern_view>() - 248usize];
+    ["Size of sat_dynamic_bsr"][::core::mem::size_of::<sat_dynamic_bsr>() - 88usize];
+    [
+        "Alignment of sat_dynamic_bsr",
+    ][::core::mem::align_of::<sat_dynamic_bsr>() - 8usize];
+    [
+        "Offset of field: sat_dynamic_bsr::size",
+    ][::core::mem::offset_of!(sat_dynamic_bsr, size) - 0usize];
+    [
+        "Offset of field: sat_dynamic_bsr::rows",
+    ][::core::mem::offset_of!(sat_dynamic_bsr, rows) - 8usize];
+    [
+        "Offset of field: sat_dynamic_bsr::cols",
+    ][::core::mem::offset_of!(sat_dynamic_bsr, cols) - 16usize];
+    [
+        "Offset of field: sat_dynamic_bsr::block_rows",
+    ][::core::mem::offset_of!(sat_dynamic_bsr, block_rows) - 24usize];
+    [
+        "Offset of field: sat_dynamic_bsr::block_cols",
+    ][::core::mem::offset_of!(sat_dynamic_bsr, block_cols) - 32usize];
+    [
+        "Offset of field: sat_dynamic_bsr::capacity",
+    ][::core::mem::offset_of!(sat_dynamic_bsr, capacity) - 40usize];
+    [
+        "Offset of field: sat_dynamic_bsr::index_type",
+    ][::core::mem::offset_of!(sat_dynamic_bsr, index_type) - 48usize];
+    [
+        "Offset of field: sat_dynamic_bsr::row_ptr",
+    ][::core::mem::offset_of!(sat_dynamic_bsr, row_ptr) - 56usize];
+    [
+        "Offset of field: sat_dynamic_bsr::col_idx",
+    ][::core::mem::offset_of!(sat_dynamic_bsr, col_idx) - 64usize];
+    [
+        "Offset of field: sat_dynamic_bsr::density",
+    ][::core::mem::offset_of!(sat_dynamic_bsr, density) - 72usize];
+    [
+        "Offset of field: sat_dynamic_bsr::skew",
+    ][::core::mem::offset_of!(sat_dynamic_bsr, skew) - 80usize];
+};
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of sat_pattern_view"][::core::mem::size_of::<sat_pattern_view>() - 272usize];
     [
         "Alignment of sat_pattern_view",
     ][::core::mem::align_of::<sat_pattern_view>() - 8usize];
@@ -782,6 +845,15 @@ const _: () = {
     [
         "Offset of field: sat_pattern_view::device_kv_offsets",
     ][::core::mem::offset_of!(sat_pattern_view, device_kv_offsets) - 240usize];
+    [
+        "Offset of field: sat_pattern_view::row_end",
+    ][::core::mem::offset_of!(sat_pattern_view, row_end) - 248usize];
+    [
+        "Offset of field: sat_pattern_view::device_row_end",
+    ][::core::mem::offset_of!(sat_pattern_view, device_row_end) - 256usize];
+    [
+        "Offset of field: sat_pattern_view::dynamic",
+    ][::core::mem::offset_of!(sat_pattern_view, dynamic) - 264usize];
 };
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -1207,6 +1279,7 @@ pub const SAT_V_DENSE: _bindgen_ty_4 = 4;
 pub const SAT_V_LIBRARY: _bindgen_ty_4 = 8;
 pub const SAT_V_BATCHED: _bindgen_ty_4 = 16;
 pub const SAT_V_SCRATCH: _bindgen_ty_4 = 32;
+pub const SAT_V_DYNAMIC: _bindgen_ty_4 = 64;
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of sat_instance"][::core::mem::size_of::<sat_instance>() - 20usize];
@@ -1331,6 +1404,15 @@ impl Default for sat_agreement {
     }
 }
 impl Default for sat_bsr {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+impl Default for sat_dynamic_bsr {
     fn default() -> Self {
         let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
         unsafe {
@@ -1513,6 +1595,12 @@ unsafe extern "C" {
         pattern: *mut *mut sat_pattern,
     ) -> sat_status;
     pub fn sat_pattern_free(pattern: *mut sat_pattern);
+    pub fn sat_pattern_create_dynamic(
+        context: *mut sat_context,
+        indices: *const sat_dynamic_bsr,
+        pattern: *mut *mut sat_pattern,
+    ) -> sat_status;
+    pub fn sat_pattern_fault(pattern: *const sat_pattern, wait: bool) -> sat_status;
     pub fn sat_pattern_get(
         pattern: *const sat_pattern,
         view: *mut sat_pattern_view,

@@ -275,7 +275,7 @@ static void block_row(const sat_launch *l, const sat_rows *r, const shape *c, in
     const uint16_t *a = c->direct ? l->operands[0] : l->workspace;
     int64_t n0 = panel * c->width, width = sat_min(c->width, l->problem->n - n0), first = row * r->br;
     bool ahead = l->variant->instance.option == 1; /* prefetches the next block's B */
-    strip s = {.col = r->col + r->ptr[row], .blocks = r->ptr[row + 1] - r->ptr[row], .steps = c->steps};
+    strip s = {.col = r->col + r->ptr[row], .blocks = r->end[row] - r->ptr[row], .steps = c->steps};
     for (int64_t tile = 0; tile < c->tiles && first + tile * c->mr < r->m; tile += 2) {
         int64_t i0 = tile * c->mr, rows = sat_min(sat_min(2 * c->mr, r->br - i0), r->m - first - i0);
         s.rows = tile + 1 < c->tiles && rows > c->mr ? 2 : 1;
@@ -348,7 +348,7 @@ static sat_status launch(const sat_launch *l) {
     {
         configure(&c);
         if (!c.direct) {
-            int64_t stored = l->pattern->stored_blocks;
+            int64_t stored = r.ptr[r.count];
 #pragma omp for schedule(static)
             for (int64_t t = 0; t < stored; t++) pack_a(l, &r, &c, t, t + 1);
         }
@@ -363,7 +363,7 @@ SAT_FAMILY(cpu_matmul_amx) = {
     .revision = "1",
     .op = SAT_MATMUL,
     .backend = SAT_CPU,
-    .flags = SAT_V_SCRATCH,
+    .flags = SAT_V_SCRATCH | SAT_V_DYNAMIC,
     .about = "bf16 in AMX tiles, 32x32 of C in registers over a block row; best where blocks are multiples of 16x32",
     .supports = supports,
     .estimate = estimate,

@@ -187,7 +187,7 @@ static void FN(csr_some)(const FN(csr_job) * j, const int32_t *k, const REAL *va
 /* The sums of row i of a block row, however long. */
 static void FN(csr_row)(const FN(csr_job) * j, int64_t block_row, int64_t i, REAL *out) {
     const sat_rows *r = &j->r;
-    const int64_t end = r->ptr[block_row + 1];
+    const int64_t end = r->end[block_row];
     int32_t k[CSR_ENTRIES];
     REAL value[CSR_ENTRIES];
     memset(out, 0, (size_t)j->width * sizeof *out);
@@ -222,7 +222,7 @@ static void FN(csr_singles_batch)(const FN(csr_job) * j, int64_t i, int64_t last
     const int64_t *ptr = j->r.ptr + i;
     const int64_t most = j->as_stored ? SAT_SUM_PART : CSR_ENTRIES;
     last = sat_min(last - i, CSR_ROWS);
-    for (x->rows = 0; x->rows < last; x->rows++)
+    for (x->rows = 0; x->rows < last && j->r.end[i + x->rows] == ptr[x->rows + 1]; x->rows++) /* up to a faulty one */
         if (ptr[x->rows + 1] - (j->as_stored ? ptr[x->rows] : ptr[0]) > most) break;
     x->ptr = ptr, x->k = j->r.col + *ptr, x->value = (const REAL *)j->l->operands[0] + *ptr;
     if (j->as_stored) return;
@@ -237,7 +237,7 @@ static void FN(csr_blocks_batch)(const FN(csr_job) * j, int64_t i, int64_t last,
     last = sat_min(last - i, CSR_ROWS);
     x->own[0] = 0;
     for (x->rows = 0; x->rows < last; x->own[++x->rows] = count) {
-        const int64_t t = r->ptr[row], blocks = r->ptr[row + 1] - t;
+        const int64_t t = r->ptr[row], blocks = r->end[row] - t;
         if (blocks > CSR_ENTRIES || count + blocks * r->bc > CSR_ENTRIES) break;
         count += FN(csr_entries)(j, q, t, blocks, 0, r->bc, x->own_k + count, x->own_value + count);
         if (++q == r->br) q = 0, row++;

@@ -108,7 +108,7 @@ static void FN(block_row)(const sat_launch *l, const sat_rows *r, int64_t row, i
                           const REAL *b, REAL *wide) {
     REAL sums[4 * FN(width)];
     const sat_problem *p = l->problem;
-    FN(tile) x = {.r = r, .begin = r->ptr[row], .end = r->ptr[row + 1], .all = wide == NULL};
+    FN(tile) x = {.r = r, .begin = r->ptr[row], .end = r->end[row], .all = wide == NULL};
     bool parts = (x.end - x.begin) * r->bc > SAT_SUM_PART;
     if (wide)
         for (int64_t t = x.begin; t < x.end; t++)

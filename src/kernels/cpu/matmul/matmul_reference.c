@@ -6,7 +6,7 @@
 static double dot(const sat_problem *p, const sat_rows *r, const void *values, const void *b, int64_t i, int64_t j) {
     int64_t row = i / r->br, in_row = i % r->br;
     double sum = 0; /* in f64 for every dtype: the reference itself makes no error */
-    for (int64_t t = r->ptr[row]; t < r->ptr[row + 1]; t++) {
+    for (int64_t t = r->ptr[row]; t < r->end[row]; t++) {
         int64_t k0 = r->col[t] * r->bc, kn = sat_min(r->bc, r->k - k0);
         int64_t base = sat_block_of(r, t) * r->block_elements + in_row * r->row_step;
         for (int64_t k = 0; k < kn; k++) {
@@ -45,7 +45,7 @@ SAT_FAMILY(cpu_matmul_reference) = {
     .revision = "1",
     .op = SAT_MATMUL,
     .backend = SAT_CPU,
-    .flags = SAT_V_REFERENCE,
+    .flags = SAT_V_REFERENCE | SAT_V_DYNAMIC,
     .about = "plain loops for every listed dtype, block shape and layout",
     .supports = sat_takes_all,
     .estimate = estimate,

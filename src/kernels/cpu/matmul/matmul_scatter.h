@@ -201,7 +201,7 @@ static sat_status FN(scatter_launch)(const sat_launch *l) {
             memset(sums, 0, (size_t)j.s.sums * sizeof *sums);
             const scatter_slice slice = scatter_slice_of(&j.s, a, s);
             for (int64_t row = slice.row; row < a->grid_rows && a->row_ptr[row] < slice.end; row++) FN(scatter_blocks)
-            (&j, row, sat_max(slice.begin, a->row_ptr[row]), sat_min(slice.end, a->row_ptr[row + 1]), x, x + j.s.panel,
+            (&j, row, sat_max(slice.begin, a->row_ptr[row]), sat_min(slice.end, a->row_end[row]), x, x + j.s.panel,
              sums);
         }
         FN(scatter_store)(&j, l->problem->m * thread / threads, l->problem->m * (thread + 1) / threads);

@@ -409,14 +409,14 @@ static void FN(multiply_row)(const FN(job) * j, FN(buffers) * m, int64_t row) {
     if (m->rows == 0) m->first = row;
     REAL *out = m->sums + m->rows * j->s.sums;
     memset(out, 0, (size_t)j->s.sums * sizeof(REAL));
-    FN(multiply_blocks)(j, m, j->r.ptr[row], j->r.ptr[row + 1], out);
+    FN(multiply_blocks)(j, m, j->r.ptr[row], j->r.end[row], out);
     m->rows++;
     if ((m->rows + 1) * j->s.sums > j->s.pending) FN(flush)(j, m);
 }
 
 /* A long block row is split into slices; the sums of slice i are a partial sum of their own. */
 static int64_t FN(slices_of)(const FN(job) * j, int64_t row) {
-    int64_t n = j->r.ptr[row + 1] - j->r.ptr[row];
+    int64_t n = j->r.end[row] - j->r.ptr[row];
     return j->s.slices && n >= 2 * j->s.slice_blocks ? n / j->s.slice_blocks : 1;
 }
 
@@ -431,6 +431,7 @@ static int64_t FN(rows_together)(const FN(job) * j, const FN(buffers) * m, const
     const int64_t room = (j->s.pending - m->rows * j->s.sums) / j->s.sums, last = sat_min(j->r.count, row + room);
     for (; row < last && skinny_cost(&j->r, row) < s->to; row++) {
         const int64_t end = ptr[row + 1], blocks = end - ptr[row];
+        if (j->r.end[row] != end) break; /* a faulty row, whose blocks are skipped */
         if (blocks > j->s.part_blocks || end - begin > j->s.together || FN(slices_of)(j, row) > 1) break;
         if (blocks > 0 && j->r.col[end - 1] == j->s.edge) break;
     }
@@ -440,7 +441,7 @@ static int64_t FN(rows_together)(const FN(job) * j, const FN(buffers) * m, const
 static void FN(multiply_share)(const FN(job) * j, FN(buffers) * m, const skinny_share *s) {
     int64_t row = s->first_row;
     while (row < j->r.count && skinny_cost(&j->r, row) < s->to) {
-        int64_t slices = FN(slices_of)(j, row), begin = j->r.ptr[row], n = j->r.ptr[row + 1] - begin;
+        int64_t slices = FN(slices_of)(j, row), begin = j->r.ptr[row], n = j->r.end[row] - begin;
         if (slices == 1 && skinny_in_share(s, skinny_cost(&j->r, row))) {
             const int64_t rows = FN(rows_together)(j, m, s, row);
             if (m->rows == 0) m->first = row;

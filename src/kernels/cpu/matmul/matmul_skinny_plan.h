@@ -203,7 +203,7 @@ static size_t skinny_workspace(const sat_variant *v, const sat_problem *p, const
 
 #define SKINNY_FAMILY(words)                                                                                           \
     {                                                                                                                  \
-        .revision = "2", .op = SAT_MATMUL, .backend = SAT_CPU, .flags = SAT_V_SCRATCH, .about = words,                 \
+        .revision = "2", .op = SAT_MATMUL, .backend = SAT_CPU, .flags = SAT_V_SCRATCH | SAT_V_DYNAMIC, .about = words, \
         .supports = skinny_supports, .estimate = skinny_estimate, .workspace = skinny_workspace, .launch = launch      \
     }
 

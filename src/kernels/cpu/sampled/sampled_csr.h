@@ -124,7 +124,7 @@ static sat_status FN(csr_launch)(const sat_launch *l) {
         const int64_t last = csr_first_row(j.a->row_ptr, j.a->grid_rows, thread + 1, threads);
         for (int64_t row = csr_first_row(j.a->row_ptr, j.a->grid_rows, thread, threads); row < last; row++)
             for (int64_t in = 0; in < j.a->block_rows; in++)
-                for (int64_t t = j.a->row_ptr[row], end = j.a->row_ptr[row + 1]; t < end; t += some)
+                for (int64_t t = j.a->row_ptr[row], end = j.a->row_end[row]; t < end; t += some)
                     for (int64_t first = 0; first < bc; first += CSR_ENTRIES)
                         FN(csr_some)(&j, row, in, t, sat_min(some, end - t), first, CSR_ENTRIES);
     }

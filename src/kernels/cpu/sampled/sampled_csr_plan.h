@@ -58,8 +58,9 @@ static size_t csr_workspace(const sat_variant *v, const sat_problem *p, const sa
 
 #define CSR_FAMILY(words)                                                                                              \
     {                                                                                                                  \
-        .revision = "1", .op = SAT_SAMPLED, .backend = SAT_CPU, .flags = SAT_V_SCRATCH, .about = words,                \
-        .supports = csr_supports, .estimate = csr_estimate, .workspace = csr_workspace, .launch = launch               \
+        .revision = "1", .op = SAT_SAMPLED, .backend = SAT_CPU, .flags = SAT_V_SCRATCH | SAT_V_DYNAMIC,                \
+        .about = words, .supports = csr_supports, .estimate = csr_estimate, .workspace = csr_workspace,                \
+        .launch = launch                                                                                               \
     }
 
 #endif

@@ -25,7 +25,7 @@ static sat_status launch(const sat_launch *l) {
     void *s = l->operands[2];
 #pragma omp parallel for num_threads(l->threads) schedule(dynamic, 1)
     for (int64_t row = 0; row < a->grid_rows; row++) {
-        for (int64_t t = a->row_ptr[row]; t < a->row_ptr[row + 1]; t++) {
+        for (int64_t t = a->row_ptr[row]; t < a->row_end[row]; t++) {
             int64_t i0 = row * a->block_rows, j0 = a->col_idx[t] * a->block_cols;
             for (int64_t e = 0; e < a->block_rows * a->block_cols; e++) {
                 int64_t i = i0 + e / a->block_cols, j = j0 + e % a->block_cols;
@@ -46,7 +46,7 @@ SAT_FAMILY(cpu_sampled_reference) = {
     .revision = "1",
     .op = SAT_SAMPLED,
     .backend = SAT_CPU,
-    .flags = SAT_V_REFERENCE,
+    .flags = SAT_V_REFERENCE | SAT_V_DYNAMIC,
     .about = "plain loops for every listed dtype, block shape and layout",
     .supports = sat_takes_all,
     .estimate = estimate,

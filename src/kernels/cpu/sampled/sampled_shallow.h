@@ -344,7 +344,7 @@ static sat_status FN(shallow_launch)(const sat_launch *l) {
                                .s = l->operands[2],
                                .shape = s,
                                .lanes = shallow_lanes_of(&s, a->block_cols)};
-    const int64_t steps = a->stored_blocks * s.strips;
+    const int64_t steps = a->row_ptr[a->grid_rows] * s.strips;
     const bool ragged = a->grid_rows * a->block_rows > p->m || a->grid_cols * a->block_cols > p->n;
 #pragma omp parallel num_threads(l->threads) if (l->threads > 1)
     {

@@ -138,8 +138,9 @@ static size_t shallow_workspace(const sat_variant *v, const sat_problem *p, cons
 
 #define SHALLOW_FAMILY(words)                                                                                          \
     {                                                                                                                  \
-        .revision = "1", .op = SAT_SAMPLED, .backend = SAT_CPU, .flags = SAT_V_SCRATCH, .about = words,                \
-        .supports = shallow_supports, .estimate = shallow_estimate, .workspace = shallow_workspace, .launch = launch   \
+        .revision = "1", .op = SAT_SAMPLED, .backend = SAT_CPU, .flags = SAT_V_SCRATCH | SAT_V_DYNAMIC,                \
+        .about = words, .supports = shallow_supports, .estimate = shallow_estimate, .workspace = shallow_workspace,    \
+        .launch = launch                                                                                               \
     }
 
 /* Tiles: vectors of a strip, panels at a time, and how many elements of Y a vector repeats: a whole vector where X is

@@ -2,6 +2,7 @@
 #include "kernels/cuda/common/schedule.h"
 
 int64_t sat_schedule_share(const sat_rows *r, int64_t times, int64_t workers, int64_t minimum) {
+    if (!r->ptr) return INT64_MAX; /* the host does not see the rows */
     double fair = (double)r->ptr[r->count] * (double)times / (double)sat_max(1, workers);
     return sat_max(minimum, fair < 1e15 ? (int64_t)fair + 1 : INT64_MAX);
 }
@@ -12,7 +13,8 @@ int64_t sat_schedule_parts(int64_t blocks, int64_t share) {
 
 sat_schedule_counts sat_schedule_count(const sat_rows *r, int64_t share) {
     sat_schedule_counts s = {0};
-    for (int64_t i = 0; i < r->count; i++) {
+    if (!r->ptr) s.items = r->count; /* each row is an item */
+    for (int64_t i = 0; r->ptr && i < r->count; i++) {
         int64_t parts = sat_schedule_parts(r->ptr[i + 1] - r->ptr[i], share);
         s.items += parts;
         if (parts > 1) s.splits++, s.partials += parts;

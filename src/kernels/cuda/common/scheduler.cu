@@ -4,6 +4,10 @@
 sat_status sat_upload_schedule(const sat_prepare *prepare, const sat_rows *r, int64_t share, char *to,
                                sat_device_schedule *w) {
     sat_schedule s;
+    if (!r->ptr) { /* made before every launch */
+        w->items = r->count, w->item = (const sat_work_item *)to;
+        return SAT_OK;
+    }
     if (!sat_schedule_make(r, share, &s))
         return sat_fail(SAT_OUT_OF_MEMORY, "%s: schedule of %lld rows", prepare->variant->name, (long long)r->count);
     size_t items = (size_t)s.items * sizeof *s.item, splits = (size_t)s.splits * sizeof *s.split;
@@ -86,5 +90,82 @@ sat_status sat_launch_split_reduction(const sat_launch *l, const sat_rows &r, co
     cudaStream_t stream = (cudaStream_t)l->stream;
     if (l->problem->a_dtype == SAT_F64) sat_reduce_partials<double><<<blocks, 256, 0, stream>>>(r, out, w);
     else sat_reduce_partials<float><<<blocks, 256, 0, stream>>>(r, out, w);
+    return sat_launched(l);
+}
+
+/* ---- work items of rows that change ---- */
+
+/* Where indices change, only the device knows the rows: it makes the items before every launch. Rows are whole, so
+ * there are no partial sums. */
+enum { SAT_SORTED_ROWS = 256 }; /* up to so many are put in order, longest first */
+
+__device__ __forceinline__ void sat_put_row_item(const sat_rows &r, int64_t row, sat_work_item *to) {
+    sat_work_item item = {r.ptr[row], (int32_t)row, (int32_t)(r.end[row] - r.ptr[row]), -1, {}};
+#pragma unroll
+    for (int t = 0; t < SAT_ITEM_COLUMNS; t++)
+        if (t < item.count) item.col[t] = r.col[item.first + t];
+    *to = item;
+}
+
+/* One item a row. */
+static __global__ void sat_make_row_items(sat_rows r, sat_work_item *items) {
+    __shared__ int32_t counts[SAT_SORTED_ROWS];
+    if (r.count > SAT_SORTED_ROWS) {
+        int64_t step = (int64_t)gridDim.x * blockDim.x;
+        for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < r.count; i += step)
+            sat_put_row_item(r, i, items + i);
+        return;
+    }
+    int i = (int)threadIdx.x, place = 0, mine = i < r.count ? (int)(r.end[i] - r.ptr[i]) : 0;
+    counts[i] = mine;
+    __syncthreads();
+    if (i >= r.count) return;
+    for (int j = 0; j < (int)r.count; j++) place += counts[j] > mine || (counts[j] == mine && j < i);
+    sat_put_row_item(r, i, items + place);
+}
+
+/* Runs of up to `each` neighbouring blocks of a row, as sat_schedule_runs makes them, by one CTA. Items that are left,
+ * of `room`, have no blocks. */
+enum { SAT_RUNS_THREADS = 1024 };
+
+int64_t sat_runs_room(const sat_pattern_view *a, int64_t each) { return a->stored_blocks / each + a->grid_rows; }
+
+static __global__ void __launch_bounds__(SAT_RUNS_THREADS)
+    sat_make_run_items(sat_pattern_view a, int64_t each, sat_work_item *items, int64_t room) {
+    __shared__ int64_t ends[SAT_RUNS_THREADS];
+    int64_t made = 0;
+    for (int64_t first = 0; first < a.grid_rows; first += SAT_RUNS_THREADS) {
+        int64_t row = first + threadIdx.x, at = row < a.grid_rows ? a.device_row_ptr[row] : 0;
+        int64_t end = row < a.grid_rows ? a.device_row_end[row] : 0, mine = (end - at + each - 1) / each;
+        __syncthreads();
+        ends[threadIdx.x] = mine;
+        for (unsigned step = 1; step < SAT_RUNS_THREADS; step *= 2) {
+            __syncthreads();
+            int64_t before = threadIdx.x >= step ? ends[threadIdx.x - step] : 0;
+            __syncthreads();
+            ends[threadIdx.x] += before;
+        }
+        __syncthreads();
+        sat_work_item *to = items + made + ends[threadIdx.x] - mine;
+        for (; at < end; at += each, to++)
+            to->first = at, to->row = (int32_t)row, to->count = (int32_t)sat_min(each, end - at), to->partial = -1;
+        made += ends[SAT_RUNS_THREADS - 1];
+    }
+    for (int64_t i = made + threadIdx.x; i < room; i += SAT_RUNS_THREADS)
+        items[i].first = 0, items[i].row = 0, items[i].count = 0, items[i].partial = -1;
+}
+
+sat_status sat_renew_runs(const sat_launch *l, int64_t each, const sat_device_schedule &w) {
+    if (!l->pattern->dynamic) return SAT_OK;
+    sat_make_run_items<<<1, SAT_RUNS_THREADS, 0, (cudaStream_t)l->stream>>>(*l->pattern, each, (sat_work_item *)w.item,
+                                                                            w.items);
+    return sat_launched(l);
+}
+
+/* Before a launch that goes by the schedule. */
+sat_status sat_renew_schedule(const sat_launch *l, const sat_rows &r, const sat_device_schedule &w) {
+    if (!l->pattern->dynamic) return SAT_OK;
+    unsigned ctas = r.count > SAT_SORTED_ROWS ? sat_blocks(r.count, SAT_SORTED_ROWS) : 1;
+    sat_make_row_items<<<ctas, SAT_SORTED_ROWS, 0, (cudaStream_t)l->stream>>>(r, (sat_work_item *)w.item);
     return sat_launched(l);
 }

@@ -124,6 +124,13 @@ sat_status sat_persistent_prepare(const sat_prepare *q, sat_device_schedule *wor
 sat_status sat_launch_split_reduction(const sat_launch *l, const sat_rows &r, const sat_epilogue &out,
                                       const sat_device_schedule &w);
 
+/* Where indices change, only the device knows the rows: it makes the items before every launch. Rows are whole, so
+ * there are no partial sums. One item a row; runs of up to `each` neighbouring blocks of a row, `room` of them, of
+ * which those that are left have no blocks. */
+sat_status sat_renew_schedule(const sat_launch *l, const sat_rows &r, const sat_device_schedule &w);
+int64_t sat_runs_room(const sat_pattern_view *a, int64_t each);
+sat_status sat_renew_runs(const sat_launch *l, int64_t each, const sat_device_schedule &w);
+
 /* A parameter of a persistent kernel. */
 struct sat_tile_scheduler {
     unsigned *counter; /* of tiles; see sat_tile_counter_init */

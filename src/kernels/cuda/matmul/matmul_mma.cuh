@@ -143,7 +143,7 @@ template <class S> struct mma_loader {
         unsigned i = mma_tile_at(args, number).item + zero;
         const sat_work_item *item = args.work.item;
         next_first = (unsigned)(item ? item[i].first : args.r.ptr[i]);
-        next_last = (unsigned)(item ? item[i].count : args.r.ptr[i + 1]);
+        next_last = (unsigned)(item ? item[i].count : args.r.end[i]);
     }
 
     __device__ __forceinline__ void begin_tile(const mma_args &args) {
@@ -472,7 +472,7 @@ template <const auto &INSTANCES> struct mma_whole_rows {
         .revision = "2",
         .op = SAT_MATMUL,
         .backend = SAT_CUDA,
-        .flags = SAT_V_BATCHED,
+        .flags = SAT_V_BATCHED | SAT_V_DYNAMIC,
         .about = "tensor cores by mma.sync, several stages of copies ahead",
         .supports = supports,
         .estimate = estimate,

@@ -14,7 +14,7 @@ static __global__ void multiply(kernel_args args) {
     for (int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; at < all; at += step) {
         int64_t i = at / args.p.n, j = at % args.p.n, row = i / args.r.br;
         double sum = 0;
-        for (int64_t t = args.r.ptr[row]; t < args.r.ptr[row + 1]; t++) {
+        for (int64_t t = args.r.ptr[row]; t < args.r.end[row]; t++) {
             int64_t k0 = args.r.col[t] * args.r.bc, cols = sat_min(args.r.bc, args.r.k - k0);
             int64_t base = sat_block_of(&args.r, t) * args.r.block_elements + i % args.r.br * args.r.row_step;
             for (int64_t k = 0; k < cols; k++)
@@ -53,7 +53,7 @@ SAT_FAMILY(cuda_matmul_reference) = {
     .revision = "1",
     .op = SAT_MATMUL,
     .backend = SAT_CUDA,
-    .flags = SAT_V_REFERENCE,
+    .flags = SAT_V_REFERENCE | SAT_V_DYNAMIC,
     .about = "one thread an element, in double precision: slow, always right",
     .supports = sat_takes_all,
     .estimate = estimate,

@@ -29,6 +29,7 @@ SAT_FAMILY(cuda_matmul_register) = {
     .revision = "2",
     .op = SAT_MATMUL,
     .backend = SAT_CUDA,
+    .flags = SAT_V_DYNAMIC,
     .about = "a thread keeps elements of C in registers over a block row; any dtype, block and strides",
     .supports = sat_takes_all,
     .estimate = estimate,

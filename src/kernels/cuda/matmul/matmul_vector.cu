@@ -49,6 +49,7 @@ SAT_FAMILY(cuda_matmul_vector) = {
     .revision = "2",
     .op = SAT_MATMUL,
     .backend = SAT_CUDA,
+    .flags = SAT_V_DYNAMIC,
     .about = "as register, with loads of 16 bytes; row-major B with aligned rows",
     .supports = supports,
     .estimate = estimate,

@@ -443,9 +443,10 @@ template <typename T, typename S> static sat_status launch_tile(const sat_launch
     x.tma_output = st->tma_output, x.identity = sat_epilogue_is_identity(x.epilogue.out);
     const tensor_maps &m = st->maps;
     bool a_transposed = p->matmul.transpose == SAT_TRANSPOSE, b_col_major = p->b.col_stride != 1;
-    sat_status status = a_transposed
-                            ? (b_col_major ? start<T, S, true, true>(l, x, m) : start<T, S, true, false>(l, x, m))
-                            : (b_col_major ? start<T, S, false, true>(l, x, m) : start<T, S, false, false>(l, x, m));
+    sat_status status = sat_renew_schedule(l, x.rows, st->work);
+    if (status != SAT_OK) return status;
+    status = a_transposed ? (b_col_major ? start<T, S, true, true>(l, x, m) : start<T, S, true, false>(l, x, m))
+                          : (b_col_major ? start<T, S, false, true>(l, x, m) : start<T, S, false, false>(l, x, m));
     return status == SAT_OK ? sat_launch_split_reduction(l, x.rows, x.epilogue.out, st->work) : status;
 }
 
@@ -485,7 +486,7 @@ SAT_FAMILY(cuda_matmul_wgmma) = {
     .revision = "3",
     .op = SAT_MATMUL,
     .backend = SAT_CUDA,
-    .flags = 0, // not SAT_V_BATCHED: one launch per batch item
+    .flags = SAT_V_DYNAMIC, // not SAT_V_BATCHED: one launch per batch item
     .about =
         "TMA and wgmma on Hopper; f16, bf16; block rows multiples of 16; block width a multiple of the stage depth (16 "
         "with 64x256)",

@@ -526,7 +526,8 @@ template <typename S> static sat_status launch_tile(const sat_launch *l) {
         !(tensormap_of_a(l, A_DEPTH, S::A_TRANSPOSED ? A_DEPTH : S::BM, &st->maps.a) &&
           tensormap_of_b(l, S::BK, S::BN, &st->maps.b)))
         return tensormaps_failed(l, st->made_for);
-    sat_status status = start<S>(l, x, st->maps);
+    sat_status status = sat_renew_schedule(l, x.rows, st->work);
+    if (status == SAT_OK) status = start<S>(l, x, st->maps);
     return status == SAT_OK ? sat_launch_split_reduction(l, x.rows, x.epilogue.out, st->work) : status;
 }
 
@@ -563,7 +564,7 @@ SAT_FAMILY(cuda_matmul_wgmma_tf32) = {
     .revision = "1",
     .op = SAT_MATMUL,
     .backend = SAT_CUDA,
-    .flags = 0, // not SAT_V_BATCHED: one launch per batch item
+    .flags = SAT_V_DYNAMIC, // not SAT_V_BATCHED: one launch per batch item
     .about = "f32 as TF32 by TMA and wgmma on Hopper, block rows multiples of 64",
     .supports = supports,
     .estimate = estimate,

@@ -104,7 +104,7 @@ static __global__ void register_tile_matmul(const __grid_constant__ register_til
         if (band >= args.bands || left <= 0) continue;
         int64_t row = band / args.bands_of_row, first = band % args.bands_of_row * REGISTER_TILE_ROWS;
         int rows = (int)sat_min(REGISTER_TILE_ROWS, args.r.br - first);
-        int64_t end = args.r.ptr[row + 1], from = args.r.ptr[row], before = 0; /* a block's columns in earlier parts */
+        int64_t end = args.r.end[row], from = args.r.ptr[row], before = 0; /* a block's columns in earlier parts */
         bool begun = false;
         do {
             S sum[REGISTER_TILE_ROWS][V] = {};

@@ -13,7 +13,7 @@ struct kernel_args {
 static __global__ void multiply(kernel_args args) {
     int64_t area = args.a.block_rows * args.a.block_cols;
     for (int64_t g = blockIdx.x; g < args.a.grid_rows; g += gridDim.x) {
-        int64_t first = args.a.device_row_ptr[g], count = args.a.device_row_ptr[g + 1] - first;
+        int64_t first = args.a.device_row_ptr[g], count = args.a.device_row_end[g] - first;
         for (int64_t e = threadIdx.x; e < count * area; e += blockDim.x) {
             int64_t at = first * area + e, i = g * args.a.block_rows + e % area / args.a.block_cols;
             int64_t j = (int64_t)args.a.device_col_idx[first + e / area] * args.a.block_cols + e % args.a.block_cols;
@@ -49,7 +49,7 @@ SAT_FAMILY(cuda_sampled_reference) = {
     .revision = "1",
     .op = SAT_SAMPLED,
     .backend = SAT_CUDA,
-    .flags = SAT_V_REFERENCE,
+    .flags = SAT_V_REFERENCE | SAT_V_DYNAMIC,
     .about = "one thread an element of a stored block, in double precision: slow, always right",
     .supports = sat_takes_all,
     .estimate = estimate,

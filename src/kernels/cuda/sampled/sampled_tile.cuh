@@ -15,6 +15,7 @@ struct sampled_operand {
 
 struct sampled_args {
     const int64_t *row_ptr;
+    const int64_t *row_end; /* NULL: all rows end where the next begins */
     const int32_t *col_idx;
     int64_t grid_rows, br, bc, m, n, k;
     sampled_operand x, y;
@@ -57,6 +58,7 @@ static inline sampled_args sampled_args_of(const sat_launch *l, int bm, int bn) 
     int64_t in = (int64_t)sat_dtype_size(p->a_dtype);
     sampled_args args = {};
     args.row_ptr = a->device_row_ptr, args.col_idx = a->device_col_idx;
+    args.row_end = a->dynamic ? a->device_row_end : NULL;
     args.grid_rows = a->grid_rows, args.br = a->block_rows, args.bc = a->block_cols;
     args.m = p->m, args.n = p->n, args.k = p->k;
     args.x = {(const char *)l->operands[0], p->a.row_stride * in, p->a.col_stride * in, p->a.batch_stride * in};
@@ -130,6 +132,7 @@ template <int BM, int BN> __device__ __forceinline__ bool sampled_tile_of(const 
         if (count <= 0) return false;
         last = args.col_idx[t.block + count - 1];
     }
+    if (args.row_end && t.block >= args.row_end[t.row]) return false; /* a faulty row, or beyond the last */
     t.in_row = part / args.column_tiles * BM, t.in_col = part % args.column_tiles * BN;
     t.rows = (int)sat_min(BM, args.br - t.in_row);
     int width = (int)sat_min(BN, args.bc - t.in_col); /* of one block */

@@ -149,10 +149,14 @@ __device__ static void producer_of_x(const params &x, const tensor_maps &m, pref
     bool one = elect_one();
     pipeline_state<S> pipe = {.phase = 1};
     sat_tile_queue<tile> queue = {.phase = 1};
-    for (;;) {
+    for (bool first = true;; first = false) {
         while (!next.ready) next.poll(x);
         sat_fetched_tile now = next.tile;
         bool last = now.none(x.scheduler);
+        if (!last && !first && now.item.count == 0) { // where indices change; the first tile is known to other warps
+            next.tile.request_next(), next.ready = false;
+            continue;
+        }
         int slice = (int)now.coord.slice, panel = (int)now.coord.panel, row = now.item.row * x.br + slice * S::BM;
         int count = now.item.count, bytes = x_bytes + count * block_columns<S>(x, panel).columns * S::BK * 2;
         if (one) queue.publish(s, {now.item.row, slice, panel, last ? -1 : steps, (int)now.item.first, count});
@@ -401,13 +405,20 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
 /* The work items, then the tile counter. */
 static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     (void)p, (void)d;
-    size_t items = (size_t)sat_schedule_runs(a, blocks_of_tile(v, a), NULL) * sizeof(sat_work_item);
+    int64_t each = blocks_of_tile(v, a);
+    size_t items =
+        (size_t)(a->dynamic ? sat_runs_room(a, each) : sat_schedule_runs(a, each, NULL)) * sizeof(sat_work_item);
     return (items + 255) / 256 * 256 + SAT_COUNTER_BYTES;
 }
 
 /* A work item is as many neighbouring blocks of a block row as a tile holds. */
 static sat_status upload_items(const sat_prepare *q, state *st) {
     const sat_pattern_view *a = q->pattern;
+    if (a->dynamic) { // made before every launch
+        st->work.items = sat_runs_room(a, blocks_of_tile(q->variant, a));
+        st->work.item = (const sat_work_item *)q->workspace;
+        return SAT_OK;
+    }
     int64_t each = blocks_of_tile(q->variant, a), count = sat_schedule_runs(a, each, NULL);
     sat_work_item *items = (sat_work_item *)malloc((size_t)count * sizeof *items);
     if (!items) return sat_fail(SAT_OUT_OF_MEMORY, "%s: %lld work items", q->variant->name, (long long)count);
@@ -468,6 +479,8 @@ template <typename T, typename S> static sat_status launch_tile(const sat_launch
     x.y_box = !y_col_major && !x.whole ? S::LINE / 2 : x.bc <= S::BN ? x.bc : std::gcd(x.bc, S::BN);
     if (!tensormaps_reuse(st->made_for, 2, l->operands) && !make_maps<S>(l, x, &st->maps))
         return tensormaps_failed(l, st->made_for);
+    sat_status status = sat_renew_runs(l, blocks_of_tile(l->variant, a), st->work);
+    if (status != SAT_OK) return status;
     return x_col_major
                ? (y_col_major ? start<T, S, true, true>(l, x, st->maps) : start<T, S, true, false>(l, x, st->maps))
                : (y_col_major ? start<T, S, false, true>(l, x, st->maps) : start<T, S, false, false>(l, x, st->maps));
@@ -505,7 +518,7 @@ SAT_FAMILY(cuda_sampled_wgmma) = {
     .revision = "3",
     .op = SAT_SAMPLED,
     .backend = SAT_CUDA,
-    .flags = 0, // not SAT_V_BATCHED: one launch per batch item
+    .flags = SAT_V_DYNAMIC, // not SAT_V_BATCHED: one launch per batch item
     .about = "TMA and wgmma on Hopper; f16, bf16; block sides multiples of 16 (with tiles of 128 rows: of 128 and 64)",
     .supports = supports,
     .estimate = estimate,
