@@ -558,5 +558,5 @@ sat_status sat_pattern_get(const sat_pattern *pattern, sat_pattern_view *view) {
     if (!view) return sat_fail(SAT_NULL_POINTER, "view is NULL");
     const sat_pattern_view *full;
     SAT_TRY(sat_pattern_transposed(pattern, &full));
-    return sat_struct_out(view, full, sizeof *full, sizeof *full, "sat_pattern_view");
+    return sat_struct_out(view, full, sizeof *full, offsetof(sat_pattern_view, row_end), "sat_pattern_view");
 }
