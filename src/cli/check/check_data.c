@@ -168,6 +168,13 @@ static void poison_band(const check_data *d, const check_case *c) {
             for (int64_t j = 0; j < o->cols; j++) number_store(o->dtype, o->data, operand_at(o, z, i, j), NAN);
 }
 
+// Some heads have no sink, which -inf says.
+static void leave_sinks_out(const check_data *d, const check_case *c, rng *r) {
+    const operand *o = &d->list[c->problem.op == SAT_ATTENTION ? 5 : 9];
+    for (int64_t h = 0; h < o->rows; h++)
+        if (rng_chance(r, 0.15)) number_store(o->dtype, o->data, operand_at(o, 0, h, 0), -INFINITY);
+}
+
 bool data_fill(check_data *d, const check_case *c, uint64_t seed) {
     const blocks *b = &c->blocks;
     int64_t room = case_room(c), *block_row = malloc((size_t)(room + 1) * sizeof *block_row);
@@ -180,6 +187,7 @@ bool data_fill(check_data *d, const check_case *c, uint64_t seed) {
     free(block_row);
     d->expected = c->mask.used && d->list[2].span > 0 ? c->mask.fault : SAT_OK; // without an output nothing is read
     if (is_grouped(&c->problem)) grouped_inputs(d, c, &r);
+    if (is_attention(&c->problem) && c->problem.attention.sinks) leave_sinks_out(d, c, &r);
     if (c->problem.op == SAT_ATTENTION_BACKWARD && !attention_inputs(d, c)) return false;
     if (c->problem.op <= SAT_SAMPLED) poison_band(d, c);
     for (int i = 0; i < d->count; i++) memcpy(d->list[i].before, d->list[i].zone, d->list[i].zone_bytes);
