@@ -368,6 +368,14 @@ def cut_layer(layer: SparseLinear, mesh: Any, by_rows: bool, cut: Cut | None, st
     return layer
 
 
+def _check_cut(cut: Any) -> Cut | None:
+    if cut is not None and not isinstance(cut, Cut):
+        raise TypeError(
+            f"cut is a {type(cut).__name__}; expected what sparse_autotune.distributed.balance returns"
+        )
+    return cut
+
+
 class ColwiseParallel(torch_parallel.ColwiseParallel):
     """torch's style of this name, for `SparseLinear` too: each rank computes some of a layer's outputs.
 
@@ -383,7 +391,7 @@ class ColwiseParallel(torch_parallel.ColwiseParallel):
 
     def __init__(self, *, cut: Cut | None = None, **words: Any):
         super().__init__(**words)
-        self.cut = cut
+        self.cut = _check_cut(cut)
 
     def _apply(self, module: nn.Module, device_mesh: Any) -> nn.Module:
         if isinstance(module, SparseLinear):
@@ -404,7 +412,7 @@ class RowwiseParallel(torch_parallel.RowwiseParallel):
 
     def __init__(self, *, cut: Cut | None = None, **words: Any):
         super().__init__(**words)
-        self.cut = cut
+        self.cut = _check_cut(cut)
 
     def _apply(self, module: nn.Module, device_mesh: Any) -> nn.Module:
         if isinstance(module, SparseLinear):

@@ -572,6 +572,13 @@ def wrong_loads(rank, world, folder, name):
         assert "another number of blocks" in str(error), error
     else:
         raise AssertionError("loaded another number of blocks into shards")
+    for call in (lambda x: x.matrix(), lambda x: x.weight.sum(), lambda x: x.to_dense()):
+        try:
+            call(model.layers[0].up)
+        except RuntimeError as error:
+            assert "plain_state_dict gathers the whole" in str(error), error
+        else:
+            raise AssertionError("made the whole of a part")
     with torch.no_grad():
         model.layers[0].up.col_idx.copy_(model.layers[0].up.col_idx.flip(0))
     try:

@@ -88,6 +88,9 @@ def test_wrong_cuts_are_refused():
         Cut([[0, 1], [1]])
     with pytest.raises(ValueError, match="cut has 3 block rows; expected 2"):
         Layout([0, 1, 2], [0, 1], (8, 8), (4, 4), True, Cut.plain(3, 2))
+    for style in (sa.distributed.ColwiseParallel, sa.distributed.RowwiseParallel):
+        with pytest.raises(TypeError, match="cut is a list; expected what .*balance returns"):
+            style(cut=[[0, 1], [2, 3]])
     layers = sa.SparseLinear(64, 128, block=16), sa.SparseLinear(64, 128, block=8)
     with pytest.raises(ValueError, match="expected the same of all layers"):
         sa.distributed.balance(rows=layers, parts=2)
