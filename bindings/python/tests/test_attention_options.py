@@ -210,3 +210,21 @@ def test_sinks_that_require_grad_beside_arrays_are_refused():
     q, k, v = operands((16, 16))
     with pytest.raises(RuntimeError, match="sinks requires grad"):
         sa.attention(q, k, v, sinks=sinks_of())
+
+
+def test_calls_that_differ_in_one_option_do_not_share_what_is_kept_for_quick_ones():
+    q, k, v = (x.detach() for x in tensors((24, 40)))
+    calls = [
+        (size, softcap, sinks) for size in (40, 24, 7) for softcap in (None, 1.5, 2.5) for sinks in (0, 1)
+    ]
+    for size, softcap, sinks in calls * 3:
+        given = sinks_of().detach() if sinks else None
+        out = sa.attention(q, k, v[..., :size], causal=True, softcap=softcap, sinks=given)
+        torch.testing.assert_close(
+            out.double(), definition(q, k, v[..., :size], softcap, given), rtol=1e-5, atol=1e-5
+        )
+    x = [t[..., :24].clone().requires_grad_() for t in (q, k, v)]
+    for softcap in (None, 1.5) * 3:
+        grads = torch.autograd.grad(sa.attention(*x, causal=True, softcap=softcap).square().sum(), x)
+        for y, z in zip(grads, torch.autograd.grad(definition(*x, softcap).square().sum(), x)):
+            torch.testing.assert_close(y, z, rtol=1e-4, atol=1e-4)
