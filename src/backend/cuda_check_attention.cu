@@ -148,7 +148,7 @@ template <int PER> static __global__ void find_delta(job w) {
     }
 }
 
-__device__ static double sink_of(const job &w, int64_t head) { return w.sinks ? (double)w.sinks[head] : -INFINITY; }
+__device__ static double of_sink(const job &w, int64_t head) { return w.sinks ? (double)w.sinks[head] : -INFINITY; }
 
 /* Calls for every run of keys that query i keeps. */
 template <typename F> __device__ static void each_run(const sat_mask &k, int64_t h, int64_t i, F run) {
@@ -225,7 +225,7 @@ template <int PER> __device__ static void forward_line(const job &w, int64_t g, 
     __syncthreads();
     if (threadIdx.x % 32 == 0) tops[threadIdx.x / 32] = s.largest;
     __syncthreads();
-    double sink = sink_of(w, h), largest = sink;
+    double sink = of_sink(w, h), largest = sink;
     bool sunk = !isinf(sink);
     for (int k = 0; k < WARPS; k++) largest = fmax(largest, tops[k]);
     double less = s.count > 0 ? exp(s.largest - largest) : 0;
@@ -373,10 +373,10 @@ template <int PER> __device__ static void key_line(const job &w, int64_t g, doub
 }
 
 /* The gradient of a head's sink, of the whole batch: it is a line of every item. A CTA has a head. */
-static __global__ void __launch_bounds__(WARPS * 32) sink_lines(job w) {
+static __global__ void __launch_bounds__(WARPS * 32) lines_of_sinks(job w) {
     const sat_lines &s = w.e.set[3];
     int64_t h = blockIdx.x;
-    double sink = sink_of(w, h), sum = 0, squares = 0, errors = 0, error_squares = 0;
+    double sink = of_sink(w, h), sum = 0, squares = 0, errors = 0, error_squares = 0;
     for (int64_t row = threadIdx.x / 32; row < w.p.batch * w.p.m && !isinf(sink); row += WARPS) {
         int64_t at = (row / w.p.m * s.heads + h) * w.p.m + row % w.p.m;
         double lse = w.lse[at], weight = exp(sink - lse), term = weight * w.delta[at];
@@ -465,7 +465,7 @@ template <int PER> static void work_out(const job &w, cudaStream_t stream) {
         find_delta<PER><<<of_queries, threads, 0, stream>>>(w);
         query_lines<PER><<<sat_blocks(line_count(&w.p, &w.e.set[0]), 1), threads, 0, stream>>>(w);
     }
-    if (t.sinks) sink_lines<<<(unsigned)t.heads, threads, 0, stream>>>(w);
+    if (t.sinks) lines_of_sinks<<<(unsigned)t.heads, threads, 0, stream>>>(w);
     if (keys > 0) key_lines<PER><<<sat_blocks(line_count(&w.p, &w.e.set[1]), 1), threads, 0, stream>>>(w);
 }
 

@@ -75,7 +75,7 @@ struct run {
     outcome *result;
 };
 
-__device__ static double sink_of(const run &r, int64_t head) { return r.sinks ? (double)r.sinks[head] : -INFINITY; }
+__device__ static double of_sink(const run &r, int64_t head) { return r.sinks ? (double)r.sinks[head] : -INFINITY; }
 
 __device__ static void compare_one(const run &r, int operand, int64_t bh, int64_t row, int64_t x, double got,
                                    double want, double bound) {
@@ -91,7 +91,7 @@ static __global__ void compare_queries(const __grid_constant__ run r) {
     for (int64_t at = blockIdx.x; at < all; at += gridDim.x) {
         int64_t bh = at / chunks, b = bh / t.heads, h = bh % t.heads;
         sat_range lines = sat_uniform_chunk(u.p.m, u.mask.block_rows, at % chunks);
-        double sink = sink_of(r, h);
+        double sink = of_sink(r, h);
         for (int64_t x = threadIdx.x; x < (back ? t.dim : sat_value_dim(&t)); x += blockDim.x) {
             sat_range now = {0, 0};
             sat_uniform_sum sum;
@@ -160,7 +160,7 @@ static __global__ void compare_sinks(const __grid_constant__ run r) {
     const sat_uniform &u = r.u;
     const sat_attention &t = u.p.attention;
     int64_t h = blockIdx.x;
-    double sink = sink_of(r, h), sum = 0, squares = 0, errors = 0, error_squares = 0;
+    double sink = of_sink(r, h), sum = 0, squares = 0, errors = 0, error_squares = 0;
     for (int64_t row = threadIdx.x; row < u.p.batch * u.p.m && !isinf(sink); row += 32) {
         int64_t at = (row / u.p.m * t.heads + h) * u.p.m + row % u.p.m;
         const sat_uniform_query &q = u.query[at];

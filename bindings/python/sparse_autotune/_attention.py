@@ -19,6 +19,7 @@ _torch_attention: Any = None
 _torch_quick: Any = None
 _torch_forward: Any = None
 
+MOST_SIZE = 576  # of a head
 MOST_DENSE = 256  # patterns that store everything, by lengths
 
 
@@ -34,6 +35,8 @@ def attention(
     return_lse: bool = False,
     deterministic: bool = True,
     allow_tf32: bool | None = None,
+    softcap: float | None = None,
+    sinks: Any = None,
     attn_mask: Any = None,
     is_causal: bool = False,
     dropout_p: float = 0.0,
@@ -42,9 +45,10 @@ def attention(
     """``softmax(scale * q @ k.T where kept) @ v``, dense or over the blocks of a mask.
 
     q is (..., heads, queries, size), k and v are (..., kv heads, keys, size), as in torch's
-    `scaled_dot_product_attention`; heads may be a multiple of the kv heads. Any strides do as long as an
-    element's neighbour is its neighbour in memory, so views of (batch, length, heads, size) and of packed QKV
-    are not copied. The result is of q's kind and has q's layout.
+    `scaled_dot_product_attention`; heads may be a multiple of the kv heads. Sizes are from 1 to 576, and that
+    of v may be another one: it is the result's. Any strides do as long as an element's neighbour is its
+    neighbour in memory, so views of (batch, length, heads, size) and of packed QKV are not copied. The result
+    is of q's kind and has q's layout.
 
     - ``mask``: an AttentionMask, the blocks of a BsrMatrix, or a BlockMask of FlexAttention.
     - ``causal``: keys up to a query's diagonal position: that of the last query is the last key.
@@ -54,10 +58,13 @@ def attention(
       has no gradient.
     - ``deterministic=False`` lets variants take part whose rounding depends on timing; ``allow_tf32`` as in
       `matmul`.
+    - ``softcap``: scores s become ``softcap * tanh(s / softcap)``, as Gemma has them.
+    - ``sinks``: (heads), a logit a head that is weighed beside the scores and has no value, as gpt-oss has
+      them. The LSE counts it; float32 is what it is computed in.
     - ``attn_mask``, ``is_causal``, ``dropout_p`` and ``enable_gqa`` are for calls that were written for
       torch.
 
-    A query that sees nothing gets zeros. Gradients flow to q, k and v and are deterministic too.
+    A query that sees nothing gets zeros. Gradients flow to q, k, v and sinks and are deterministic too.
 
     >>> import numpy as np, sparse_autotune as sa
     >>> q = k = v = np.ones((1, 2, 64, 16), np.float32)
@@ -84,13 +91,17 @@ def attention(
             return_lse=return_lse,
             deterministic=deterministic,
             allow_tf32=allow_tf32,
+            softcap=softcap,
+            sinks=sinks,
         )
     if return_lse is not False:
         return_lse = flag(return_lse, "return_lse")
     if _ops._compiling():
-        return _torch_attention(q, k, v, mask, causal, window, scale, return_lse, deterministic, allow_tf32)
-    spec = Spec(causal, window, scale, deterministic, allow_tf32, mask)
-    if _torch_quick is not None:
+        return _torch_attention(
+            q, k, v, mask, causal, window, scale, return_lse, deterministic, allow_tf32, softcap, sinks
+        )
+    spec = Spec(causal, window, scale, deterministic, allow_tf32, mask, softcap)
+    if _torch_quick is not None and sinks is None:
         result = _torch_quick(q, k, v, mask, spec, return_lse)
         if result is not None:
             return result
@@ -104,13 +115,25 @@ def attention(
                 raise TypeError(f"{name} is a {type(x).__name__}; expected a torch tensor, as q is")
         if _torch_attention is None:  # torch was imported later than this package
             from . import _torch as _
-        if any(_ops.wants_torch(torch, None, x, None, None) for x in (q, k, v)):
+        if sinks is not None or any(_ops.wants_torch(torch, None, x, None, None) for x in (q, k, v)):
             return _torch_attention(
-                q, k, v, mask, causal, window, scale, return_lse, deterministic, allow_tf32, spec
+                q,
+                k,
+                v,
+                mask,
+                causal,
+                window,
+                scale,
+                return_lse,
+                deterministic,
+                allow_tf32,
+                softcap,
+                sinks,
+                spec,
             )
         out, lse = _torch_forward(q, k, v, mask, spec, return_lse)
     else:
-        for x, name in ((k, "k"), (v, "v")):
+        for x, name in ((k, "k"), (v, "v"), (sinks, "sinks")):
             if (
                 torch is not None
                 and isinstance(x, torch.Tensor)
@@ -121,7 +144,7 @@ def attention(
                     f"{name} requires grad, and q is a {type(q).__name__}, whose result could not: use torch "
                     "tensors"
                 )
-        out, lse, _ = forward(q, k, v, mask, spec, return_lse)
+        out, lse, _ = forward(q, k, v, mask, spec, return_lse, sinks_array=sinks)
     return (out, lse) if return_lse else out
 
 
@@ -161,7 +184,7 @@ def _as_torch_means(
 class Spec:
     """What is asked of attention beside its operands, checked."""
 
-    __slots__ = ("causal", "flags", "key", "scale", "tf32", "window")
+    __slots__ = ("causal", "flags", "key", "scale", "softcap", "tf32", "window")
 
     def __init__(
         self,
@@ -171,6 +194,7 @@ class Spec:
         deterministic: bool,
         allow_tf32: bool | None,
         mask: AttentionMask | None = None,
+        softcap: float | None = None,
     ):
         self.causal = flag(causal, "causal") or (mask is not None and mask._causal)
         self.window = 0 if window is None else whole(window, "window")
@@ -187,7 +211,10 @@ class Spec:
             else _abi.ALLOW_NONDETERMINISTIC
         )
         self.tf32 = None if allow_tf32 is None else flag(allow_tf32, "allow_tf32")
-        self.key = ("attention", self.causal, self.window, self.scale, self.flags, self.tf32)
+        self.softcap = 0.0 if softcap is None else _products.number(softcap, "softcap")
+        if softcap is not None and not 1e-4 <= self.softcap <= 1e6:
+            raise ValueError(f"softcap is {self.softcap}; expected None, or 1e-4 to 1e6")
+        self.key = ("attention", self.causal, self.window, self.scale, self.flags, self.tf32, self.softcap)
 
     def flags_for(self, q: Operand) -> int:
         return self.flags | _products.tf32_flag(self.tf32, q)
@@ -302,10 +329,9 @@ def check_shapes(
         )
     if k[-1] != q[-1]:
         raise ValueError(f"k has head size {k[-1]} and q {q[-1]}; expected the same")
-    if v[-1] != q[-1]:
-        raise NotImplementedError(f"v has head size {v[-1]} and q {q[-1]}; expected the same")
-    if q[-1] % 8 or not 8 <= q[-1] <= 512:
-        raise NotImplementedError(f"q has head size {q[-1]}; expected a multiple of 8, from 8 to 512")
+    for shape, name in ((q, "q"), (v, "v")):
+        if not 1 <= shape[-1] <= MOST_SIZE:
+            raise NotImplementedError(f"{name} has head size {shape[-1]}; expected 1 to {MOST_SIZE}")
     if len(q) > 2 and (q[-3] % k[-3] if k[-3] != 0 else q[-3] != 0):
         raise ValueError(f"k has {k[-3]} heads and q {q[-3]}; expected a number that divides those of q")
     if mask_shape is not None and (q[-2] != mask_shape[0] or k[-2] != mask_shape[1]):
@@ -328,13 +354,34 @@ def _check_operands(q: Operand, k: Operand, v: Operand, mask: AttentionMask | Pa
         )
 
 
+def check_sinks(sinks: tuple, q: tuple) -> None:
+    heads = q[-3] if len(q) > 2 else 1
+    if tuple(sinks) != (heads,):
+        raise ValueError(f"sinks has shape {tuple(sinks)}; expected ({heads},), a number for each head of q")
+
+
+def _sinks_of(array: Any, q: Operand) -> Operand:
+    """The sinks as the library takes them: float32, without gaps."""
+    x = _arrays.describe(array, "sinks")
+    check_sinks(x.shape, q.shape)
+    if x.device != q.device:
+        raise ValueError(f"sinks is on {x.device} and q on {q.device}; expected one device")
+    if x.dtype != _abi.F32:
+        wide = x.array.float() if x.kind == "torch" else x.array.astype(np.float32)
+        x = _arrays.describe(wide, "sinks")
+    return x if x.strides == (1,) or x.shape == (1,) else _products.dense_copy(x, "sinks")
+
+
 # ---- running ----
 
 
-def _problem(op: int, spec: Spec, lse: bool, inputs: tuple, outputs: tuple, heads: tuple) -> Any:
+def _problem(
+    op: int, spec: Spec, lse: bool, inputs: tuple, outputs: tuple, heads: tuple, sinks: bool = False
+) -> Any:
     """`heads`: strides in the order of sat_attention."""
-    q, k = inputs[0], inputs[1]
+    q, k, v = inputs[:3]
     x = q.operand
+    options = (v.dim, spec.softcap, sinks) if v.dim != q.dim or spec.softcap or sinks else ()
     return problem_of(
         op=op,
         m=q.rows,
@@ -347,7 +394,7 @@ def _problem(op: int, spec: Spec, lse: bool, inputs: tuple, outputs: tuple, head
         c_align=min(alignment(o.operand.pointer, x.device) for o in outputs),
         alpha=spec.scale,
         flags=spec.flags_for(x),
-        attention=(q.heads, k.heads, q.dim, spec.causal, spec.window, lse, *heads),
+        attention=(q.heads, k.heads, q.dim, spec.causal, spec.window, lse, *heads, *options),
     )
 
 
@@ -359,6 +406,7 @@ def problems(
     spec: Spec,
     lse: bool,
     gradients: bool,
+    sinks: bool = False,
 ) -> tuple:
     """Pattern, q, and the problems that a call with such operands makes, for races and tuning ahead."""
     q, k, v = (_arrays.describe(x, name) for x, name in ((q_array, "q"), (k_array, "k"), (v_array, "v")))
@@ -368,8 +416,13 @@ def problems(
             raise ValueError(f"{name} has shape {x.shape}; expected something to compute")
     hq, hk, hv = Heads(q, "q"), Heads(k, "k"), Heads(v, "v")
     made = {
-        name: Heads(empty_like(q, x.shape, x), name)
-        for name, x in (("out", q), ("dq", q), ("dk", k), ("dv", v))
+        name: Heads(empty_like(q, shape, x), name)
+        for name, x, shape in (
+            ("out", q, (*q.shape[:-1], v.shape[-1])),
+            ("dq", q, q.shape),
+            ("dk", k, k.shape),
+            ("dv", v, v.shape),
+        )
     }
     o, dq, dk, dv = made.values()
     found = [
@@ -380,12 +433,13 @@ def problems(
             (hq, hk, hv),
             (o,),
             (hq.strides, hk.strides, hv.strides, o.strides),
+            sinks,
         )
     ]
     if gradients:
         strides = (*(x.strides for x in (hq, hk, hv, o, dq, dk, dv)), o.strides)
         found.append(
-            _problem(_abi.ATTENTION_BACKWARD, spec, False, (hq, hk, hv, o, o), (dq, dk, dv), strides)
+            _problem(_abi.ATTENTION_BACKWARD, spec, False, (hq, hk, hv, o, o), (dq, dk, dv), strides, sinks)
         )
     return pattern_for(mask, hq.rows, hk.rows), q, found
 
@@ -405,23 +459,27 @@ def forward(
     spec: Spec,
     lse: bool,
     keep: bool = False,
+    sinks_array: Any = None,
 ) -> tuple:
     """Result, LSE or None, and the plan if it is to be kept; no gradients."""
     q, k, v = (_arrays.describe(x, name) for x, name in ((q_array, "q"), (k_array, "k"), (v_array, "v")))
     _check_operands(q, k, v, mask)
-    out = empty_like(q, q.shape, q)
+    sinks = None if sinks_array is None else _sinks_of(sinks_array, q)
+    out = empty_like(q, (*q.shape[:-1], v.shape[-1]), q)
     sums = _arrays.empty(q, q.shape[:-1], _abi.F32) if lse else None
     plan = None
     if 0 in q.shape or 0 in k.shape:
         _fill(out, 0.0)
         if sums is not None:
-            _fill(sums, -math.inf)
+            _fill(sums, -math.inf if sinks is None else sinks.array[:, None])
     else:
         hq, hk, hv, ho = Heads(q, "q"), Heads(k, "k"), Heads(v, "v"), Heads(out, "out")
         strides = (hq.strides, hk.strides, hv.strides, ho.strides)
-        problem = _problem(_abi.ATTENTION, spec, lse, (hq, hk, hv), (ho,), strides)
+        problem = _problem(_abi.ATTENTION, spec, lse, (hq, hk, hv), (ho,), strides, sinks is not None)
         pattern = pattern_for(mask, hq.rows, hk.rows)
         inputs = (hq.operand.pointer, hk.operand.pointer, hv.operand.pointer)
+        if sinks is not None:
+            inputs = (*inputs, sinks.pointer)
         outputs = (out.pointer,) if sums is None else (out.pointer, sums.pointer)
         # a copy's address is nobody's
         keep = keep and all(h.operand.array is x for h, x in ((hq, q_array), (hk, k_array), (hv, v_array)))
@@ -471,8 +529,9 @@ def backward(
     mask: AttentionMask | Pattern | None,
     spec: Spec,
     keep: bool = False,
+    sinks_array: Any = None,
 ) -> tuple:
-    """Gradients of q, k and v, and the plan if it is to be kept."""
+    """Gradients of q, k and v, and of sinks where there are any, and the plan if it is to be kept."""
     arrays = (
         (q_array, "q"),
         (k_array, "k"),
@@ -483,9 +542,11 @@ def backward(
     )
     q, k, v, o, g, sums = (_arrays.describe(x, name) for x, name in arrays)
     dq, dk, dv = empty_like(q, q.shape, q), empty_like(q, k.shape, k), empty_like(q, v.shape, v)
+    sinks = None if sinks_array is None else _sinks_of(sinks_array, q)
+    found = (dq, dk, dv) if sinks is None else (dq, dk, dv, _arrays.empty(q, sinks.shape, _abi.F32))
     plan = None
     if 0 in q.shape or 0 in k.shape:
-        for x in (dq, dk, dv):
+        for x in found:
             _fill(x, 0.0)
     else:
         inputs = tuple(Heads(x, name) for x, name in ((q, "q"), (k, "k"), (v, "v"), (o, "out"), (g, "grad")))
@@ -495,14 +556,16 @@ def backward(
         if sums.strides != _arrays._dense_strides(sums.shape):
             sums = _products.dense_copy(sums, "lse")
         strides = (*(x.strides for x in inputs[:4]), *(x.strides for x in outputs), inputs[4].strides)
-        problem = _problem(_abi.ATTENTION_BACKWARD, spec, False, inputs, outputs, strides)
+        problem = _problem(_abi.ATTENTION_BACKWARD, spec, False, inputs, outputs, strides, sinks is not None)
         pattern = pattern_for(mask, inputs[0].rows, inputs[1].rows)
         *read, grad = (x.operand.pointer for x in inputs)
         written = tuple(x.operand.pointer for x in outputs)
+        read += (sums.pointer, grad) if sinks is None else (sums.pointer, grad, sinks.pointer)
+        written = written if sinks is None else (*written, found[3].pointer)
         used = (*(x.operand for x in inputs), sums)
         keep = keep and all(x.array is given for x, (given, _) in zip(used, arrays))
-        plan = _products.run(pattern, problem, (*read, sums.pointer, grad), written, q, ATTENTION_NAMES, keep)
-    return (dq.array, dk.array, dv.array), plan
+        plan = _products.run(pattern, problem, tuple(read), written, q, ATTENTION_NAMES, keep)
+    return tuple(x.array for x in found), plan
 
 
 def pattern_for(mask: AttentionMask | Pattern | None, queries: int, keys: int) -> Pattern:

@@ -24,8 +24,8 @@ def scaled_dot_product_attention(
 
     A mask of booleans, or of 0 and -inf, is analysed once, and what was found is kept with its tensor. Where
     it is causal, a window, padding, packed sequences or whole blocks, this package computes. torch does where
-    it is anything else, and where this package cannot: value heads of another size than keys, head sizes that
-    are no multiple of 8, transforms of torch.func, and masks that are tensors inside torch.compile.
+    it is anything else, and where this package cannot: head sizes above 576, transforms of torch.func, and
+    masks that are tensors inside torch.compile.
 
     - ``dropout_p`` above 0 raises NotImplementedError.
     - A query that keeps no key gets zeros.

@@ -80,8 +80,13 @@ def alignment(pointer: int, device: str) -> int:
 
 
 def _attention_struct(fields: tuple) -> _abi.Attention:
-    """Six plain fields, then where the heads of each operand are."""
-    return _abi.Attention(*fields[:6], *(_abi.Heads(*strides) for strides in fields[6:]))
+    """Six plain fields, then where the heads of each operand are; then, where there are options, the size of
+    values, the soft cap and whether there are sinks."""
+    strides = [x for x in fields[6:] if isinstance(x, tuple)]
+    made = _abi.Attention(*fields[:6], *(_abi.Heads(*x) for x in strides))
+    for name, x in zip(("value_dim", "softcap", "sinks"), fields[6 + len(strides) :]):
+        setattr(made, name, x)
+    return made
 
 
 def percent_sparse(density: float) -> str:
@@ -333,6 +338,7 @@ ATTENTION_NAMES = {
     "do": "the gradient",
     "o": "the result",
     "dim": "q's head size",
+    "value_dim": "v's head size",
     "heads": "q's number of heads",
     "kv_heads": "k's number of heads",
     "batch": "q's batch",

@@ -326,6 +326,9 @@ def _describe(
             "heads": t.heads,
             "kv_heads": t.kv_heads,
             "dim": t.dim,
+            "value_dim": t.value_dim or t.dim,
+            "softcap": t.softcap,
+            "sinks": bool(t.sinks),
             "causal": bool(t.causal),
             "window": t.window,
             "sequences": view.sequences,
@@ -446,10 +449,15 @@ def _bound_problems(
     backward: bool = False,
     deterministic: bool = True,
     allow_tf32: bool | None = None,
+    softcap: float | None = None,
+    sinks: Any = None,
 ) -> tuple:
     mask = None if mask is None else _mask.as_mask(mask)
-    spec = _attention.Spec(causal, window, scale, deterministic, allow_tf32, mask)
-    return _attention.problems(q, k, v, mask, spec, _mask.flag(return_lse, "return_lse"), backward)
+    spec = _attention.Spec(causal, window, scale, deterministic, allow_tf32, mask, softcap)
+    if sinks is not None:
+        _attention.check_sinks(sinks.shape, q.shape)
+    lse = _mask.flag(return_lse, "return_lse")
+    return _attention.problems(q, k, v, mask, spec, lse, backward, sinks is not None)
 
 
 _attention_words = inspect.signature(_bound_problems)

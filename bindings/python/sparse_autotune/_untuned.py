@@ -71,7 +71,9 @@ def read_problem(words: dict[str, str]) -> Problem:
     mask = ("causal" in words, int(words["window"]), "lse" in words)
     heads = tuple(_numbers(words.get(name, "0,0,0")) for name in _HEADS)
     fields |= {"m": int(words["m"]), "n": int(words["n"]), "alpha": -1.0 if "negative" in words else 0.0}
-    return Problem(**fields, attention=(*plain, *mask, *heads))
+    softcap = float(words.get("softcap") or 30) if "softcap" in words else 0.0
+    options = int(words.get("value_dim", plain[2])), softcap, "sinks" in words
+    return Problem(**fields, attention=(*plain, *mask, *heads, *options))
 
 
 # ---- a pattern like the one that was noted ----

@@ -263,8 +263,7 @@ def test_arguments_go_by_their_places_and_by_their_names(who):
 @pytest.mark.parametrize(
     "shapes, why",
     [
-        ([(2, 4, 24, 12)] * 3, "head size"),
-        ([(2, 4, 24, 16), (2, 4, 24, 16), (2, 4, 24, 8)], "value heads"),
+        ([(2, 4, 24, 600)] * 3, "head size"),
         ([(2, 4, 24, 16), (2, 1, 24, 16), (2, 1, 24, 16)], "differ in heads"),
         ([(2, 4, 24, 16), (1, 4, 24, 16), (1, 4, 24, 16)], "repeated over the batch"),
     ],
@@ -273,6 +272,17 @@ def test_shapes_that_kernels_do_not_take_are_left_to_torch(shapes, why, who):
     same_as_torch(operands(*shapes))
     ((by, reason),) = who()
     assert by == "torch" and why in reason
+
+
+@pytest.mark.parametrize("sizes", [(12, 12), (16, 8), (5, 33)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_any_head_size_and_values_of_another_size(sizes, masked, who):
+    size, of_values = sizes
+    same_as_torch(
+        operands((2, 4, 24, size), (2, 4, 24, size), (2, 4, 24, of_values)),
+        CAUSAL[:24, :24] if masked else None,
+    )
+    assert [by for by, _ in who()] == ["sparse_autotune"]
 
 
 @pytest.mark.parametrize("shape", [(24, 16), (6, 24, 16), (2, 3, 4, 24, 16)])
@@ -384,8 +394,8 @@ def test_it_compiles_without_a_break(who):
     for x, y in zip(*(torch.autograd.grad(o.square().sum(), (q, k, v)) for o in (got, wanted))):
         close(x, y, 4)
     told = who()
-    assert [by for by, _ in told] == ["sparse_autotune", "torch", "sparse_autotune", "torch"]
-    assert "torch.compile" in told[1][1] and "head size" in told[3][1]
+    assert [by for by, _ in told] == ["sparse_autotune", "torch", "sparse_autotune", "sparse_autotune"]
+    assert "torch.compile" in told[1][1]
 
 
 # ---- in torch's place ----

@@ -21,7 +21,7 @@ from .quick import install
 from .refusals import ReverseOnly, refuse_tangents
 from .sharding import alike
 
-ONCE = "q, k and v: attention has first gradients only"
+ONCE = "q, k, v and sinks: attention has first gradients only"
 
 # ---- one pass: by a runner, or by the full path, which gives the runner its plan ----
 
@@ -144,6 +144,71 @@ class _Gradients(ReverseOnly):
         raise NotImplementedError(ONCE)
 
 
+class _SinkAttention(ReverseOnly):
+    """The same with sinks, which runners do not take. `call`: mask and spec."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, sinks, call, return_lse):
+        out, lse = forward_with_sinks(q, k, v, sinks, *call, True)
+        ctx.save_for_backward(q, k, v, sinks, out, lse)
+        ctx.set_materialize_grads(False)
+        ctx.call = call
+        if not return_lse:
+            return out
+        ctx.mark_non_differentiable(lse)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx, grad, _=None):
+        if grad is None:
+            return (None,) * 6
+        q, k, v, sinks, out, lse = ctx.saved_tensors
+        mask, spec = ctx.call
+        if plain(q, k, v, sinks, out, lse, grad):
+            compute = _SinkGradients.of_plain if torch.is_grad_enabled() else backward_with_sinks
+            grads = compute(q, k, v, sinks, out, lse, grad, mask, spec)
+        else:
+            words = operator_words(grad.device, mask, *_words_of(spec))
+            grads = torch.ops.sparse_autotune.attention_sinks_backward(grad, q, k, v, out, lse, sinks, *words)
+        return *grads, None, None
+
+
+class _SinkGradients(ReverseOnly):
+    @staticmethod
+    def forward(ctx, *arguments):
+        return backward_with_sinks(*arguments)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        raise NotImplementedError(ONCE)
+
+
+def forward_with_sinks(
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, mask: Any, spec: Spec, lse: bool
+) -> tuple[Tensor, Tensor | None]:
+    if forward_ad._current_level >= 0:
+        refuse_tangents(q, k, v, sinks)
+    _abi.raise_interrupt()
+    if isinstance(mask, AttentionMask) and q.is_cuda:
+        index_of(mask, q.device)  # for torch.compile, later
+    return _attention.forward(q, k, v, mask, spec, lse, sinks_array=sinks)[:2]
+
+
+def backward_with_sinks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    grad: Tensor,
+    mask: Any,
+    spec: Spec,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    _abi.raise_interrupt()
+    return _attention.backward(q, k, v, out, lse, grad, mask, spec, sinks_array=sinks)[0]
+
+
 # ---- what attention calls ----
 
 
@@ -171,20 +236,46 @@ def _wants_gradient(q: Tensor, k: Tensor, v: Tensor) -> bool:
     return torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
 
 
-def _call(q, k, v, mask, causal, window, scale, return_lse, deterministic, allow_tf32, spec=None):
+def _call(
+    q,
+    k,
+    v,
+    mask,
+    causal,
+    window,
+    scale,
+    return_lse,
+    deterministic,
+    allow_tf32,
+    softcap=None,
+    sinks=None,
+    spec=None,
+):
+    if sinks is not None:
+        if not isinstance(sinks, Tensor):
+            raise TypeError(f"sinks is a {type(sinks).__name__}; expected a torch tensor, as q is")
+        _attention.check_sinks(sinks.shape, q.shape)
+        if sinks.dtype is not torch.float32:
+            sinks = sinks.float()
     if spec is None:  # torch.compile traces this: no Python that it cannot follow
         causal, deterministic = flag(causal, "causal"), flag(deterministic, "deterministic")
         allow_tf32 = None if allow_tf32 is None else flag(allow_tf32, "allow_tf32")
         if window is not None and type(window) is not int:
             window = whole(window, "window")  # the operator checks how large it is
-        return _through_operator(q, k, v, mask, return_lse, causal, window, scale, deterministic, allow_tf32)
+        facts = causal, window, scale, deterministic, allow_tf32, softcap
+        return _through_operator(q, k, v, mask, sinks, return_lse, *facts)
     for x, name in ((k, "k"), (v, "v")):
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} is a {type(x).__name__}; expected a torch tensor, as q is")
-    if not plain(q, k, v):
-        return _through_operator(q, k, v, mask, return_lse, *_words_of(spec))
+    if not plain(q, k, v) or (sinks is not None and not plain(sinks)):
+        return _through_operator(q, k, v, mask, sinks, return_lse, *_words_of(spec))
     if autocasts(q):
         q, k, v = cast(q.device.type, q, k, v)
+    if sinks is not None:
+        if _wants_gradient(q, k, v) or (torch.is_grad_enabled() and sinks.requires_grad):
+            return _SinkAttention.of_plain(q, k, v, sinks, (mask, spec), return_lse)
+        out, lse = forward_with_sinks(q, k, v, sinks, mask, spec, return_lse)
+        return (out, lse) if return_lse else out
     if _wants_gradient(q, k, v):
         return _Attention.of_plain(q, k, v, (mask, spec, None), return_lse)
     out, lse = forward(q, k, v, mask, spec, return_lse)
@@ -193,10 +284,17 @@ def _call(q, k, v, mask, causal, window, scale, return_lse, deterministic, allow
 
 def _words_of(spec: Spec) -> tuple:
     """A spec as arguments of the operators."""
-    return spec.causal, spec.window or None, spec.scale or None, not spec.flags, spec.tf32
+    return (
+        spec.causal,
+        spec.window or None,
+        spec.scale or None,
+        not spec.flags,
+        spec.tf32,
+        spec.softcap or None,
+    )
 
 
-def operator_words(device, mask, causal, window, scale, deterministic, allow_tf32):
+def operator_words(device, mask, causal, window, scale, deterministic, allow_tf32, softcap=None):
     """What the operators take beside tensors."""
     index, shape = None, ()
     if mask is not None:
@@ -208,16 +306,20 @@ def operator_words(device, mask, causal, window, scale, deterministic, allow_tf3
         shape, causal = mask._index_shape, causal or mask._causal
         if mask._window:
             window = mask._window if window is None else min(window, mask._window)
-    return index, shape, causal, window, scale, deterministic, allow_tf32
+    return index, shape, causal, window, scale, deterministic, allow_tf32, softcap
 
 
-def _through_operator(q, k, v, mask, return_lse, *facts):
+def _through_operator(q, k, v, mask, sinks, return_lse, *facts):
     if mask is not None:
         _attention.check_shapes(q.shape, k.shape, v.shape, mask._shape, mask._heads)
     needs = return_lse or _wants_gradient(q, k, v)
     index, *words = operator_words(q.device, mask, *facts)
     (index,) = alike(q, index)
-    out, lse = torch.ops.sparse_autotune.attention(q, k, v, index, *words, needs)
+    if sinks is not None:
+        needs = needs or (torch.is_grad_enabled() and sinks.requires_grad)
+        out, lse = torch.ops.sparse_autotune.attention_sinks(q, k, v, sinks, index, *words, needs)
+    else:
+        out, lse = torch.ops.sparse_autotune.attention(q, k, v, index, *words, needs)
     return (out, lse) if return_lse else out
 
 

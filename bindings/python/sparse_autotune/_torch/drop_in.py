@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import _drop_in, _ops
-from .._attention import attention
+from .._attention import MOST_SIZE, attention
 from .._mask import AttentionMask
 from . import private
 from .explained import Words, words_of
@@ -51,10 +51,10 @@ def _unfit(q: Any, k: Any, v: Any, scale: Any, enable_gqa: bool) -> str | None:
             return "operands have several dtypes"
     if q.dim() < 2 or k.dim() != q.dim() or v.dim() != q.dim():
         return "operands have other numbers of dimensions"
-    if v.shape[-1] != q.shape[-1] or k.shape[-1] != q.shape[-1]:
-        return "value heads have another size than keys"
-    if q.shape[-1] % 8 != 0 or not 8 <= q.shape[-1] <= 512:
-        return "the head size is no multiple of 8 from 8 to 512"
+    if k.shape[-1] != q.shape[-1]:
+        return "heads of keys have another size than those of queries"
+    if not 1 <= q.shape[-1] <= MOST_SIZE or not 1 <= v.shape[-1] <= MOST_SIZE:
+        return f"a head size is not from 1 to {MOST_SIZE}"
     if k.shape[:-3] != q.shape[:-3] or v.shape[:-1] != k.shape[:-1]:
         return "operands are repeated over the batch"
     if q.dim() > 2 and k.shape[-3] != q.shape[-3]:
@@ -80,9 +80,11 @@ def attend(
     enable_gqa: bool,
     padding_is_free: bool = False,
     blocks: AttentionMask | None = None,
+    **options: Any,
 ) -> tuple[Tensor | None, str]:
     """The result and how it came about; or None, and why attention cannot do it. `padding_is_free`: queries
-    that stand at keys which nobody sees may get anything. `blocks`: what is kept at most, beside the mask."""
+    that stand at keys which nobody sees may get anything. `blocks`: what is kept at most, beside the mask.
+    `options`: softcap and sinks of attention."""
     unfit = _unfit(q, k, v, scale, enable_gqa)
     if unfit is not None:
         return None, unfit
@@ -95,7 +97,8 @@ def attend(
             if q.shape[-2] > k.shape[-2]:
                 return None, "is_causal beside more queries than keys"
             k, v = k[..., : q.shape[-2], :], v[..., : q.shape[-2], :]
-        return attention(q, k, v, blocks, is_causal, None, scale), "causal" if is_causal else "all keys"
+        out = attention(q, k, v, blocks, is_causal, None, scale, **options)
+        return out, "causal" if is_causal else "all keys"
     if is_causal:
         return None, "attn_mask and is_causal are both given"
     if not isinstance(mask, Tensor):
@@ -120,20 +123,22 @@ def attend(
         if words.mask is not None or (words.first, words.last) != (0, k.shape[-2]):
             return None, "blocks beside a mask that is not causal or a window alone"
         words = words._replace(mask=blocks)
-    return _by_words(q, k, v, words, scale), _told(words)
+    return _by_words(q, k, v, words, scale, options), _told(words)
 
 
-def _by_words(q: Tensor, k: Tensor, v: Tensor, words: Words, scale: float | None) -> Tensor:
+def _by_words(
+    q: Tensor, k: Tensor, v: Tensor, words: Words, scale: float | None, options: dict[str, Any]
+) -> Tensor:
     if not words.packed:
         if (words.first, words.last) != (0, k.shape[-2]):
             k, v = k[..., words.first : words.last, :], v[..., words.first : words.last, :]
-        return attention(q, k, v, words.mask, words.causal, words.window, scale)
+        return attention(q, k, v, words.mask, words.causal, words.window, scale, **options)
     k, v = k[..., : words.last, :], v[..., : words.last, :]
     if q.dim() < 4:  # one item
-        return attention(q, k, v, words.mask, scale=scale)
+        return attention(q, k, v, words.mask, scale=scale, **options)
     # (batch, heads, length, size) to (1, heads, batch * length, size): a view where heads are within rows
     one = (x.transpose(1, 2).flatten(0, 1).transpose(0, 1)[None] for x in (q, k, v))
-    out = attention(*one, words.mask, scale=scale)
+    out = attention(*one, words.mask, scale=scale, **options)
     return out[0].transpose(0, 1).unflatten(0, (q.shape[0], q.shape[2])).transpose(1, 2)
 
 

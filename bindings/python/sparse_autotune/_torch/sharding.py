@@ -125,6 +125,7 @@ def _attention(
     scale=None,
     deterministic=True,
     tf32=None,
+    softcap=None,
     lse=False,
 ):
     whole, shard, _ = _placements()

@@ -191,14 +191,21 @@ def _eager_of(module: torch.nn.Module) -> Callable | None:
     return None
 
 
+def _options(words: dict[str, Any]) -> dict[str, Any]:
+    """What models call soft cap and sinks, in attention's words; "sdpa" has neither."""
+    softcap, sinks = words.get("softcap"), words.get("s_aux")
+    if sinks is None:
+        sinks = words.get("sinks")
+    found = {"softcap": softcap, "sinks": sinks}
+    return {name: x for name, x in found.items() if x is not None}
+
+
 def _asks_for(dropout: float, words: dict[str, Any]) -> tuple[str | None, str]:
     """Who has to compute what a layer asks for, or None, and why."""
-    if words.get("softcap") is not None:
-        return "eager", "the model caps its scores (softcap)"
-    if words.get("s_aux") is not None or words.get("sinks") is not None:
-        return "eager", "the model has attention sinks (s_aux)"
     if words.get("output_attentions"):
         return "eager", "weights are wanted (output_attentions)"
+    if _options(words) and dropout > 0:
+        return "eager", "the model drops weights in training (attention dropout)"
     if words.get("position_bias") is not None:
         return "sdpa", "the model adds a bias to its scores (position_bias)"
     if dropout > 0:
@@ -251,6 +258,7 @@ def attention_forward(
         key, value = key[:, :, :queries], value[:, :, :queries]
     blocks = _blocks_for(module, queries, key.shape[2])
     by, why = _asks_for(dropout, words)
+    options = _options(words)
     if by is None:
         out, why = drop_in.attend(
             query,
@@ -262,11 +270,12 @@ def attention_forward(
             True,
             padding_is_free=True,
             blocks=blocks,
+            **options,
         )
         if out is not None:
             drop_in.say("sparse_autotune", why)
             return out.transpose(1, 2).contiguous(), None
-        by = "sdpa"
+        by = "eager" if options else "sdpa"
     drop_in.say(by, why)
     _warn_once(by, why)
     if blocks is not None:

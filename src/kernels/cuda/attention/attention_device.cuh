@@ -363,13 +363,19 @@ struct attention_cta {
     const char *keys, *values; /* of its head */
 };
 
-/* Ends a row: the sum of its weights, relative to its maximum m, becomes what its sums of values are multiplied by;
- * `lse` where it is wanted. NaN stays. */
+/* Ends a row: the sum of its weights, relative to its maximum m, becomes what its sums of values are multiplied by; NaN
+ * stays. Where `stores` says so, and LSE is wanted, it goes to its place: row `at` of `heads` heads. */
 template <bool OPTIONS>
-__device__ __forceinline__ void attention_end_row(const attention_args &x, int head, float m, float &sum, float *lse) {
-    float exponent = __fmul_rn(m, x.scale_log2), factor = 1;
-    if (OPTIONS && x.options.sinks) factor = attention_add_sink(__ldg(x.options.sinks + head), exponent, sum);
-    if (lse) *lse = sum > 0 ? (exponent + log2f(sum)) * 0.69314718056f : -INFINITY;
+__device__ __forceinline__ void attention_end_row(const attention_args &x, const attention_work &work, int head,
+                                                  int heads, int at, float m, float &sum, bool stores) {
+    float factor = 1, exponent = m;
+    if constexpr (OPTIONS) {
+        exponent = __fmul_rn(m, x.scale_log2);
+        if (x.options.sinks) factor = attention_add_sink(__ldg(x.options.sinks + head), exponent, sum);
+    }
+    if (x.lse && stores)
+        x.lse[((int64_t)work.batch * heads + head) * x.m + at] =
+            sum > 0 ? ((OPTIONS ? exponent : __fmul_rn(m, x.scale_log2)) + log2f(sum)) * 0.69314718056f : -INFINITY;
     sum = sum > 0 ? factor / sum : sum == 0 ? 0 : sum;
 }
 

@@ -88,10 +88,8 @@ __device__ __forceinline__ void epilogue(const attention_args &x, const attentio
             sum += __shfl_xor_sync(~0u, sum, 1);
             sum += __shfl_xor_sync(~0u, sum, 2);
             int row = first + lane / 4 + i * 16 + h * 8;
-            float *lse = x.lse && lane % 4 == 0 && row < work.t.end
-                             ? x.lse + ((int64_t)work.batch * x.schedule.heads + work.head) * x.m + row
-                             : NULL;
-            attention_end_row<OPTIONS>(x, work.head, r.m[i][h], sum, lse);
+            attention_end_row<OPTIONS>(x, work, work.head, x.schedule.heads, row, r.m[i][h], sum,
+                                       lane % 4 == 0 && row < work.t.end);
         }
     __syncwarp(); // the warp has read its rows of Q
     attention_store_rows<E, S::MT, S::DV, S::PITCH, OPTIONS>(

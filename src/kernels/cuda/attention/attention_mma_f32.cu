@@ -77,10 +77,8 @@ __device__ __forceinline__ void epilogue(const attention_args &x, const attentio
         sum += __shfl_xor_sync(~0u, sum, 1);
         sum += __shfl_xor_sync(~0u, sum, 2);
         int row = first + lane / 4 + h * 8;
-        float *lse = x.lse && lane % 4 == 0 && row < work.t.end
-                         ? x.lse + ((int64_t)work.batch * x.schedule.heads + work.head) * x.m + row
-                         : NULL;
-        attention_end_row<OPTIONS>(x, work.head, r.m[h / 2][h % 2], sum, lse);
+        attention_end_row<OPTIONS>(x, work, work.head, x.schedule.heads, row, r.m[h / 2][h % 2], sum,
+                                   lane % 4 == 0 && row < work.t.end);
     }
     attention_f32_store_rows<S::MT, S::D, OPTIONS>(
         o, r.sum, (float *)x.o + sat_heads_at(&x.o_at, work.batch, work.head, first), x.o_at.row_stride,

@@ -70,7 +70,7 @@ struct softmax_args {
     int64_t heads, head_stride;
     float softcap;
     const float *sinks; // of the first head; NULL: none
-    int64_t sink_step;  // to that of the next
+    int64_t sinks_step; // to that of the next
 };
 
 template <typename T> __device__ __forceinline__ T weight_of(float x);
@@ -102,7 +102,7 @@ template <typename T, bool CAP> static __global__ void __launch_bounds__(THREADS
                     largest = fmaxf(largest, weighed<CAP>(from[j], x.softcap));
         }
         for (int d = 16; d > 0; d /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, d));
-        float sink = x.sinks ? x.sinks[head * x.sink_step] : -INFINITY;
+        float sink = x.sinks ? x.sinks[head * x.sinks_step] : -INFINITY;
         largest = fmaxf(largest, sink);
         float base = largest == -INFINITY ? 0 : largest; // nothing kept, or nothing but -inf
         int terms = 0;                                   // of this part of the lane's sum

@@ -142,7 +142,7 @@ static __global__ void key_rows(kernel_args x) {
 }
 
 // dsinks; a CTA has a head.
-static __global__ void sink_heads(kernel_args x) {
+static __global__ void heads_of_sinks(kernel_args x) {
     const sat_attention &t = x.p.attention;
     __shared__ double part[WARPS];
     int64_t h = blockIdx.x;
@@ -185,7 +185,7 @@ static sat_status launch(const sat_launch *l) {
     } else {
         if (queries > 0) query_rows<<<of_queries, WARPS * 32, 0, stream>>>(x);
         if (keys > 0) key_rows<<<sat_blocks(keys, WARPS), WARPS * 32, 0, stream>>>(x);
-        if (t->sinks) sink_heads<<<(unsigned)t->heads, WARPS * 32, 0, stream>>>(x);
+        if (t->sinks) heads_of_sinks<<<(unsigned)t->heads, WARPS * 32, 0, stream>>>(x);
     }
     return sat_launched(l);
 }

@@ -124,8 +124,7 @@ __device__ __forceinline__ void store_element(const split_args &x, const attenti
                                               float value, float m, float sum) {
     int query, head;
     if (!row_at(x, work, row, query, head)) return;
-    float *lse = column == 0 && x.a.lse ? x.a.lse + ((int64_t)work.batch * x.all_heads + head) * x.a.m + query : NULL;
-    attention_end_row<OPTIONS>(x.a, head, m, sum, lse);
+    attention_end_row<OPTIONS>(x.a, work, head, x.all_heads, query, m, sum, column == 0);
     ((E *)x.a.o)[sat_heads_at(&x.a.o_at, work.batch, head, query) + column] = E(value * sum);
 }
 

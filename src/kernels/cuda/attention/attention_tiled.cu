@@ -84,9 +84,7 @@ __device__ __forceinline__ void epilogue(const attention_args &x, const attentio
         for (int d = 8; d > 0; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
         int query = work.t.first + row + i;
         if (query >= work.t.end) continue;
-        float *lse =
-            x.lse && column == 0 ? x.lse + ((int64_t)work.batch * x.schedule.heads + work.head) * x.m + query : NULL;
-        attention_end_row<OPTIONS>(x, work.head, r.m[i], sum, lse);
+        attention_end_row<OPTIONS>(x, work, work.head, x.schedule.heads, query, r.m[i], sum, column == 0);
         float before = parts ? attention_rescale(weights[(row + i) * S::WEIGHTS + S::BN], r.m[i], x.scale_log2) : 0;
         T *to = (T *)x.o + sat_heads_at(&x.o_at, work.batch, work.head, query);
 #pragma unroll
