@@ -106,8 +106,7 @@ static bool is_wanted(const power *w, const fault *f, sat_operation op, sat_dtyp
     if (!(f->ops >> op & 1) || (w->op && w->op != (int)op) || (w->dtype && w->dtype != t)) return false;
     if ((w->only && !strstr(f->name, w->only)) || !is_there(w, op)) return false;
     bool cpu = sat_context_device(w->race)->backend == SAT_CPU;
-    bool options = f->scene & (SCENE_VALUES | SCENE_CAP | SCENE_SINKS); // of attention, which no device takes yet
-    return (cpu || !(f->threads || options)) && (f->shows == 0 || power_shows(f, t));
+    return (cpu || !f->threads) && (f->shows == 0 || power_shows(f, t));
 }
 
 // Operands are random, and some faults show in most races only: where an expected one is missed, four more races say
