@@ -150,7 +150,8 @@ sat_tile_scheduler sat_tile_scheduler_of(const sat_device_schedule &work, unsign
 
 /* ==== device ==== */
 
-/* Work item i of a schedule, or row i where `items` is NULL. */
+/* Work item i of a schedule, or row i where `items` is NULL. A row ends where the next begins: this is not for indices
+ * that change, where faulty rows leave gaps. */
 __device__ __forceinline__ sat_work_item sat_work_item_at(const sat_rows &r, const sat_work_item *items, int64_t i) {
     if (items) return items[i];
     sat_work_item whole = {r.ptr[i], (int32_t)i, (int32_t)(r.ptr[i + 1] - r.ptr[i]), -1, {}};

@@ -361,7 +361,6 @@ static int64_t share_of(const shape &s, const sat_problem *p, const sat_rows *r,
 }
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    if (a->dynamic && has(v, SPLIT)) return false; // the host does not see how long rows are
     const sat_rows r = sat_op_rows(p, a);
     const int64_t size = (int64_t)sat_dtype_size(p->b_dtype), most = INT32_MAX;
     const shape s = choose(v, p);
@@ -466,7 +465,6 @@ SAT_FAMILY(cuda_matmul_csr) = {
     .revision = "1",
     .op = SAT_MATMUL,
     .backend = SAT_CUDA,
-    .flags = SAT_V_DYNAMIC,
     .about =
         "single elements and thin blocks, any dtype: a few lanes a row of C, 16 bytes of B a lane, 8 loads in flight",
     .supports = supports,

@@ -287,7 +287,6 @@ static int64_t tiles(const sat_problem *p) { return (p->n + COLUMNS - 1) / COLUM
 // With fewer than 8 columns, most of a product is unused: other families are faster.
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     (void)d;
-    if (a->dynamic && (v->instance.option & SPLIT)) return false; // the host does not see how long rows are
     const int64_t most = 1 << 24;
     sat_rows r = sat_op_rows(p, a);
     if (p->a_dtype != SAT_F64 || p->c_dtype != SAT_F64 || r.br != v->instance.tile_m || r.bc != r.br) return false;
@@ -345,7 +344,6 @@ SAT_FAMILY(cuda_matmul_direct) = {
     .revision = "1",
     .op = SAT_MATMUL,
     .backend = SAT_CUDA,
-    .flags = SAT_V_DYNAMIC,
     .about = "f64 blocks of 8x8 and 4x4 on tensor cores, operands straight from memory, row-major B",
     .supports = supports,
     .estimate = estimate,

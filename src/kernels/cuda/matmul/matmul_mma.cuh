@@ -472,7 +472,7 @@ template <const auto &INSTANCES> struct mma_whole_rows {
         .revision = "2",
         .op = SAT_MATMUL,
         .backend = SAT_CUDA,
-        .flags = SAT_V_BATCHED | SAT_V_DYNAMIC,
+        .flags = SAT_V_BATCHED,
         .about = "tensor cores by mma.sync, several stages of copies ahead",
         .supports = supports,
         .estimate = estimate,

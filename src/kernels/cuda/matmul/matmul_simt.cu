@@ -406,7 +406,6 @@ static int64_t tiles(int64_t all, int64_t each) { return (all + each - 1) / each
 // At least half of a tile's rows and of a step's columns are used: below that, other families are faster.
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     (void)d;
-    if (a->dynamic && (v->instance.option & SPLIT)) return false; // the host does not see how long rows are
     const instance *k = find(&v->instance);
     sat_rows r = sat_op_rows(p, a);
     if (!k || p->a_dtype != k->dtype || p->c_dtype != k->dtype) return false;
@@ -480,7 +479,6 @@ SAT_FAMILY(cuda_matmul_simt) = {
     .revision = "3",
     .op = SAT_MATMUL,
     .backend = SAT_CUDA,
-    .flags = SAT_V_DYNAMIC,
     .about = "f32 and f64 without tensor cores: tiles in shared memory, register blocking, any strides",
     .supports = supports,
     .estimate = estimate,

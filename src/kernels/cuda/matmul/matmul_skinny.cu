@@ -395,7 +395,6 @@ static const instance *find(const sat_variant *v) {
 static bool is_split(const sat_variant *v) { return v->instance.option != 0; }
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    if (a->dynamic && is_split(v)) return false; // the host does not see how long rows are
     int64_t tile_n = v->instance.tile_n;
     sat_rows r = sat_op_rows(p, a);
     if (p->a_dtype != v->instance.dtype || p->n > tile_n || (tile_n > 8 && p->n <= tile_n / 2)) return false;
@@ -468,7 +467,7 @@ SAT_FAMILY(cuda_matmul_skinny) = {
     .revision = "1",
     .op = SAT_MATMUL,
     .backend = SAT_CUDA,
-    .flags = SAT_V_BATCHED | SAT_V_DYNAMIC,
+    .flags = SAT_V_BATCHED,
     .about = "1 to 64 columns by tensor cores, each stored block read once (f16, bf16; block sides of 16 and more)",
     .supports = supports,
     .estimate = estimate,

@@ -418,7 +418,6 @@ static auto kernel_of(const sat_variant *v, const sat_problem *p) {
 }
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    if (a->dynamic && is_split(v)) return false; // the host does not see how long rows are
     int64_t tile_n = v->instance.tile_n;
     sat_rows r = sat_op_rows(p, a);
     if (p->a_dtype != v->instance.dtype || p->n > tile_n || (tile_n > 8 && p->n <= tile_n / 2)) return false;
@@ -483,7 +482,7 @@ SAT_FAMILY(cuda_matmul_skinny_direct) = {
     .revision = "1",
     .op = SAT_MATMUL,
     .backend = SAT_CUDA,
-    .flags = SAT_V_BATCHED | SAT_V_DYNAMIC,
+    .flags = SAT_V_BATCHED,
     .about =
         "9 to 32 columns by tensor cores, from memory straight to registers (f16, bf16; block sides of 16 and more)",
     .supports = supports,

@@ -336,7 +336,6 @@ static int64_t share_of(const sat_variant *v, const sat_problem *p, const sat_ro
 }
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
-    if (a->dynamic && is_split(v)) return false; // the host does not see how long rows are
     int64_t most = v->instance.tile_n;
     sat_rows r = sat_op_rows(p, a);
     if (p->a_dtype != v->instance.dtype || p->n > most || (most > 1 && p->n <= (most == 4 ? 1 : 4))) return false;
@@ -431,7 +430,7 @@ SAT_FAMILY(cuda_matmul_skinny_vector) = {
     .revision = "2",
     .op = SAT_MATMUL,
     .backend = SAT_CUDA,
-    .flags = SAT_V_BATCHED | SAT_V_DYNAMIC,
+    .flags = SAT_V_BATCHED,
     .about = "1 to 8 columns without tensor cores, each stored block read once: any dtype, any block",
     .supports = supports,
     .estimate = estimate,

@@ -235,7 +235,6 @@ static shape choose(const sat_problem *p, const sat_pattern_view *a) {
 
 static bool supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     (void)d;
-    if (a->dynamic && (v->instance.option & SPLIT)) return false; // the host does not see how long rows are
     const int64_t most = 1 << 24;
     return p->a_dtype == v->instance.dtype && p->c_dtype == p->a_dtype && a->block_rows < most && a->block_cols < most;
 }
@@ -306,7 +305,6 @@ SAT_FAMILY(cuda_matmul_small) = {
     .revision = "2",
     .op = SAT_MATMUL,
     .backend = SAT_CUDA,
-    .flags = SAT_V_DYNAMIC,
     .about = "small and odd blocks, any strides; sums in registers, values by broadcast, lanes along columns and units",
     .supports = supports,
     .estimate = estimate,
