@@ -321,8 +321,9 @@ SAT_API void sat_pattern_free(sat_pattern *pattern); /* safe while plans made fr
  * or repeated is empty. So is the first row whose row pointers do not begin with 0, decrease or go beyond the capacity,
  * and all rows after it. The product of an empty row is zero; the sampled product writes zeros into every block that no
  * row has, up to the capacity. A run that sees a fault returns SAT_BAD_ROW_PTR, SAT_COLUMN_RANGE or SAT_COLUMN_ORDER,
- * its outputs written: on a CPU the run that had it, on a GPU, where no run waits, perhaps a later one of the same plan.
- * Each fault is returned once, by such a run or by sat_pattern_fault. A run whose output has no elements reads nothing. */
+ * its outputs written: on a CPU the run that had it, on a GPU, where no run waits, perhaps a later one of the same
+ * plan. Each fault is returned once, by such a run or by sat_pattern_fault. A run whose output has no elements reads
+ * nothing. */
 typedef struct sat_dynamic_bsr {
     size_t size;
     int64_t rows, cols;

@@ -42,8 +42,8 @@ static int64_t visit_half(visit *x, const sat_cta_work *p, int32_t row, int32_t 
     return kept;
 }
 
-/* No tile is fetched in vain, and no half of a list's, unless blocks are kept in part: then a block's rows may be on the
- * other side of a limit than its keys. */
+/* No tile is fetched in vain, and no half of a list's, unless blocks are kept in part: then a block's rows may be on
+ * the other side of a limit than its keys. */
 static void visit_tile(visit *x, const sat_cta_work *p, int32_t a, int32_t b, int who) {
     int64_t kept = 0;
     for (int g = 0; g < x->warpgroups; g++) {

@@ -419,8 +419,8 @@ static bool make_output_map(const sat_launch *l, const params &x, tensor_maps *m
     if (to.path != SAT_STORE_PACKED16 || to.column_major) return false;
     if (!tensormap_fits(p, p->c, rows, p->n, p->c_align, 2) || (gradient && (item <= 0 || item >= 1ll << 39)))
         return false;
-    sat_tensor_box c = {p->c_dtype, l->operands[2], 2, {(cuuint64_t)p->n, (cuuint64_t)rows}, {(cuuint64_t)line},
-                        {64, 16},   128};
+    sat_tensor_box c = {p->c_dtype,         l->operands[2], 2,  {(cuuint64_t)p->n, (cuuint64_t)rows},
+                        {(cuuint64_t)line}, {64, 16},       128};
     if (gradient) c.rank = 3, c.size[2] = (cuuint64_t)p->grouped.groups, c.stride[1] = (cuuint64_t)item, c.box[2] = 1;
     return tensormap_encode(&m->c, c);
 }
