@@ -1,5 +1,4 @@
-/* From a request to a variant. A cache miss: sat_select_variant, sat_select_tune, sat_select_run_race, sat_tune_race.
- */
+/* From a request to a variant. A miss: sat_select_variant, sat_select_tune, sat_select_run_race, sat_tune_race. */
 #include "core/select.h"
 
 #include <inttypes.h>
