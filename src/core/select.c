@@ -60,7 +60,7 @@ static void store_results(const sat_request *q, const sat_record *results, size_
     bool wrong = false;
     for (size_t i = 0; i < count; i++) {
         sat_record *r = &records[kept];
-        if (results[i].verdict == SAT_VERDICT_MEMORY) { /* another process may have more of it */
+        if (results[i].verdict == SAT_VERDICT_MEMORY) { /* a later context may have more of it */
             sat_memo_note_without_memory(q->ctx->memo, q->key, results[i].variant, results[i].revision);
             continue;
         }

@@ -44,7 +44,7 @@ sat_status sat_select_run_race(const sat_request *q, const sat_race_how *how, sa
 sat_status sat_select_check_variant(const sat_request *q, const sat_variant *variant, uint64_t check_id,
                                     const sat_race_how *how);
 /* Variants that fit and of which the entry has no race result at their present revision; returns how many. Neither the
- * reference counts, nor what had no memory in a race of this process. `out` has room for SAT_MAX_VARIANTS. */
+ * reference counts, nor what had no memory in a race of this context. `out` has room for SAT_MAX_VARIANTS. */
 size_t sat_select_find_unraced(const sat_request *q, const sat_entry *entry, const sat_variant **out);
 /* Does the key need a new race (sat_choose_needs_retune), and is the machine quiet now? True at most once for a context
  * and key, so that a noisy machine is not asked, or raced on, again and again. */
