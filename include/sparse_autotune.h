@@ -602,7 +602,7 @@ typedef enum sat_verdict {
     SAT_VERDICT_WRONG = 2,   /* failed its check: can never win */
     SAT_VERDICT_ERROR = 3,   /* returned an error, crashed or hung */
     SAT_VERDICT_SKIPPED = 4, /* not run: estimated too slow to win */
-    SAT_VERDICT_MEMORY = 5   /* not run: it wanted more memory than there was; never remembered */
+    SAT_VERDICT_MEMORY = 5   /* not run: it wanted more memory than there was; no cache has it */
 } sat_verdict;
 
 typedef struct sat_result {

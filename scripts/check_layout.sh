@@ -221,7 +221,7 @@ check_names_none src/base/*.[ch] src/cache/*.[ch] src/core/*.[ch]
 check_headers src/kernels/cpu 5
 check_headers src/kernels/cuda 5
 check_lines 1450 1920 src/kernels/cuda/*/*_sm90.cu
-gone='sat_(deal|dealt|coming|piece|join)|sat_(some|registers)_[a-z]+|desks?|dealt|company|sat_(matmul|sampled|attention)_problem|sat_register_variant|what it taught|looked through'
+gone='sat_(deal|dealt|coming|piece|join|cta_work|device_work)|row_mask|sat_(some|registers)_[a-z]+|desks?|dealt|company|sat_(matmul|sampled|attention)_problem|sat_register_variant|what it taught|looked through'
 check_words "$gone|a warpgroup's life|are told|is told of|cut rows?|CTAs that stay" src include bench tests \
     bindings/python/sparse_autotune bindings/rust/*/src docs/guide docs/internals
 check_words 'walks?|pieces?|puts?|turned|lies?|deals?' src/kernels/cpu

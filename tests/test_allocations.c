@@ -14,6 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "core/select.h"
 #include "folder.h"
 #include "problems.h"
 
@@ -365,6 +366,90 @@ static void each_allocation_of_a_life_with_its_own_allocator_fails_once(void **s
 }
 static void each_allocation_of_a_life_of_estimates_fails_once(void **state) { fail_each(*state, false, true, 150); }
 
+/* Right until its inputs move, which is what a winner is confirmed with first. */
+static const void *usual_b;
+
+static bool fits_f32(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    (void)v, (void)a, (void)d;
+    return p->a_dtype == SAT_F32;
+}
+
+static double boast(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
+    (void)v, (void)p, (void)a, (void)d;
+    return 1e-9;
+}
+
+static sat_status multiply_unmoved(const sat_launch *l) {
+    const sat_problem *p = l->problem;
+    const sat_pattern_view *a = l->pattern;
+    const float *values = l->operands[0], *b = l->operands[1];
+    float *c = l->operands[2];
+    if (!usual_b) usual_b = b;
+    for (int64_t i = 0; i < p->m; i++)
+        for (int64_t j = 0; j < p->n; j++) {
+            double sum = b == usual_b ? 0 : 1;
+            for (int64_t t = a->row_ptr[i / BLOCK]; t < a->row_ptr[i / BLOCK + 1]; t++)
+                for (int64_t k = 0; k < BLOCK; k++)
+                    sum += (double)values[(t * BLOCK + i % BLOCK) * BLOCK + k] *
+                           (double)b[(a->col_idx[t] * BLOCK + k) * p->b.row_stride + j * p->b.col_stride];
+            c[i * p->c.row_stride + j * p->c.col_stride] = (float)sum;
+        }
+    return SAT_OK;
+}
+
+static void open_life_with_moved(life *l, const char *folder) {
+    open_life(l, folder, false, true);
+    assert_ok(make_context(l));
+    assert_ok(make_pattern(l));
+    sat_variant v = {SAT_SIZED(sat_variant), .name = "moved",      .revision = "1",   .op = SAT_MATMUL,
+                     .backend = SAT_CPU,     .supports = fits_f32, .estimate = boast, .launch = multiply_unmoved};
+    assert_ok(sat_variant_register(l->ctx, &v));
+}
+
+/* From here on allocation number `n` fails. */
+static void let_fail(int64_t n) { usual_b = NULL, counted = 0, failing = n, failed = 0, counting = true; }
+
+static void a_winner_whose_confirmation_has_no_memory_does_not_win(void **state) {
+    life l;
+    int64_t n;
+    open_life_with_moved(&l, *state);
+    sat_problem p = matmul_problem(SAT_F32, N);
+    sat_race_options o = {SAT_SIZED(sat_race_options), .fresh = true, .discard = true, .only = "moved"};
+    for (n = 0; n < 2 || failed > 0; n++) { /* 0: none fails, and it is found wrong */
+        let_fail(n);
+        sat_status status = sat_race_run(l.ctx, l.pattern, &p, &o, &l.race);
+        counting = false;
+        if (status == SAT_OK && sat_race_best(l.race)) fail_msg("allocation %lld failed, and it won", (long long)n);
+        if (status != SAT_OK) assert_int_equal(status, SAT_OUT_OF_MEMORY);
+        if (n == 0) assert_int_equal(sat_race_at(l.race, 0)->verdict, SAT_VERDICT_WRONG);
+        sat_race_free(l.race);
+        l.race = NULL;
+    }
+    print_message("%lld allocations, each of them failed\n", (long long)n - 2);
+    assert_true(n > 20);
+    close_life(&l);
+}
+
+static void a_variant_whose_check_has_no_memory_is_not_verified(void **state) {
+    life l;
+    int64_t n;
+    sat_request q;
+    open_life_with_moved(&l, *state);
+    sat_problem p = matmul_problem(SAT_F32, N);
+    assert_ok(sat_request_make(&q, l.ctx, l.pattern, &p));
+    const sat_variant *moved = sat_registry_find(&l.ctx->registry, "moved");
+    for (n = 0; n < 2 || failed > 0; n++) {
+        uint64_t check_id = (uint64_t)n + 1;
+        let_fail(n);
+        assert_ok(sat_select_check_variant(&q, moved, check_id, &(sat_race_how){.store = false}));
+        counting = false;
+        if (sat_memo_checked(l.ctx->memo, check_id)) fail_msg("allocation %lld failed, and it is right", (long long)n);
+    }
+    print_message("%lld allocations, each of them failed\n", (long long)n - 2);
+    assert_true(n > 20);
+    close_life(&l);
+}
+
 /* In a process that has not used the library yet: tables that are made once, and libraries that are looked for. */
 static void the_first_allocations_of_a_process_fail(void **state) {
     int64_t last = all_of_them() ? 200 : 30;
@@ -396,6 +481,8 @@ int main(void) {
     if (!access("/dev/shm", W_OK)) setenv("TMPDIR", "/dev/shm", 0); /* hundreds of caches: a disk would take minutes */
     const struct CMUnitTest tests[] = {
         TEST_IN_FOLDER(the_first_allocations_of_a_process_fail), /* before this process has used the library */
+        TEST_IN_FOLDER(a_winner_whose_confirmation_has_no_memory_does_not_win),
+        TEST_IN_FOLDER(a_variant_whose_check_has_no_memory_is_not_verified),
         TEST_IN_FOLDER(each_allocation_of_a_life_of_estimates_fails_once),
         TEST_IN_FOLDER(each_allocation_of_a_life_with_races_fails_once),
         TEST_IN_FOLDER(each_allocation_of_a_life_with_its_own_allocator_fails_once),

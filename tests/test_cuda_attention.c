@@ -25,7 +25,7 @@ static bool has_bit(const visit *x, int64_t i, int64_t first, int64_t key) {
 
 /* What a warpgroup does with a half that begins at `key`; `tested`: the kernel would test every pair of the tile. Gives
  * the pairs that are kept. */
-static int64_t visit_half(visit *x, const sat_cta_work *p, int32_t row, int32_t key, bool tested) {
+static int64_t visit_half(visit *x, const sat_attention_item *p, int32_t row, int32_t key, bool tested) {
     int64_t kept = 0;
     if (key == SAT_NO_HALF_TILE) return 0;
     assert_int_equal(key % SAT_KEY_ALIGN, 0);
@@ -44,7 +44,7 @@ static int64_t visit_half(visit *x, const sat_cta_work *p, int32_t row, int32_t 
 
 /* No tile is fetched in vain, and no half of a list's, unless blocks are kept in part: then a block's rows may be on
  * the other side of a limit than its keys. */
-static void visit_tile(visit *x, const sat_cta_work *p, int32_t a, int32_t b, int who) {
+static void visit_tile(visit *x, const sat_attention_item *p, int32_t a, int32_t b, int who) {
     int64_t kept = 0;
     for (int g = 0; g < x->warpgroups; g++) {
         if (!(who >> g & 1)) continue;
@@ -60,7 +60,7 @@ static void visit_tile(visit *x, const sat_cta_work *p, int32_t a, int32_t b, in
 
 /* What all warpgroups want comes once for all of them, and half tiles come by twos. Where an odd one is left of what
  * all want and of each one's own, everybody takes it along with its own. Turns are taken where all visit all. */
-static void check_list(const visit *x, const sat_work *l, const sat_cta_work *p) {
+static void check_list(const visit *x, const sat_attention_items *l, const sat_attention_item *p) {
     int all = (1 << x->warpgroups) - 1;
     int64_t half = x->keys / 2, shared = 0, own[SAT_MAX_WARPGROUPS] = {0}, apart = 0, along = 0, others = 0;
     char *who = calloc((size_t)(x->k->n / half) + 1, 1);
@@ -82,7 +82,7 @@ static void check_list(const visit *x, const sat_work *l, const sat_cta_work *p)
 }
 
 /* Gives its tiles. */
-static int32_t visit_item(visit *x, const sat_work *l, sat_cta_work p) {
+static int32_t visit_item(visit *x, const sat_attention_items *l, sat_attention_item p) {
     int all = (1 << x->warpgroups) - 1;
     if (p.list < 0) {
         sat_clip_keys(&p, SAT_WARPGROUP_ROWS * x->warpgroups, x->keys, x->band);
@@ -111,11 +111,11 @@ static int32_t visit_item(visit *x, const sat_work *l, sat_cta_work p) {
 }
 
 /* The items of a problem without lists, as the kernel computes them. */
-static void computed_items(const sat_mask *k, int warpgroups, sat_work *l) {
+static void computed_items(const sat_mask *k, int warpgroups, sat_attention_items *l) {
     l->items = (k->m + SAT_WARPGROUP_ROWS * warpgroups - 1) / (SAT_WARPGROUP_ROWS * warpgroups);
     l->item = calloc((size_t)l->items + 1, sizeof *l->item);
     for (int64_t i = 0; i < l->items; i++) {
-        sat_cta_work *p = &l->item[i];
+        sat_attention_item *p = &l->item[i];
         for (int g = 0; g < SAT_MAX_WARPGROUPS; g++) p->row[g] = (int32_t)(i * warpgroups + g) * SAT_WARPGROUP_ROWS;
         p->row_end = (int32_t)k->m, p->diagonal = (int32_t)(k->n - k->m), p->key_end = (int32_t)k->n;
         p->list = -1, p->pingpong = 1;
@@ -126,10 +126,10 @@ static void compare(const sat_problem *p, const sat_pattern_view *a, int warpgro
     sat_mask k = sat_mask_of(p, a);
     int64_t masks = k.full ? 1 : sat_mask_count(&k, p);
     if (!k.full && !sat_lists_fit(&k, keys / 2)) return;
-    sat_work l = {0};
+    sat_attention_items l = {0};
     bool plain = k.full && !k.sequences;
     if (plain) computed_items(&k, warpgroups, &l);
-    else assert_true(sat_work_make(&k, masks, a->stored_blocks, warpgroups, keys / 2, &l));
+    else assert_true(sat_items_make(&k, masks, a->stored_blocks, warpgroups, keys / 2, &l));
     assert_true(l.items <= sat_max_items(&k, warpgroups));
     if (!k.full) assert_true((double)l.listed <= sat_max_listed(&k, a->stored_blocks, keys / 2));
     uint64_t *words = NULL;
@@ -156,7 +156,7 @@ static void compare(const sat_problem *p, const sat_pattern_view *a, int warpgro
         }
     }
     free(x.seen), free(words);
-    sat_work_free(&l);
+    sat_items_free(&l);
 }
 
 static void offsets_of(uint64_t *r, int64_t length, int64_t step, int64_t *offsets) {
@@ -205,12 +205,12 @@ static int32_t partner_of_first(int units, const int32_t *from, const int32_t *l
         for (int j = 0; j < length[i]; j++) col[ptr[i] + j] = from[i] + j;
     }
     sat_mask k = {.m = units * 64, .n = 64 * 64, .block_rows = 64, .block_cols = 64, .row_ptr = ptr, .col_idx = col};
-    sat_work l = {0};
+    sat_attention_items l = {0};
     int32_t partner = -1;
-    assert_true(sat_work_make(&k, 1, ptr[units], 2, 64, &l));
+    assert_true(sat_items_make(&k, 1, ptr[units], 2, 64, &l));
     for (int64_t i = 0; i < l.items; i++)
         if (l.item[i].row[0] == 0) partner = l.item[i].row[1] / 64;
-    sat_work_free(&l);
+    sat_items_free(&l);
     return partner;
 }
 

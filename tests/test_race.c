@@ -3,7 +3,8 @@
 #include "support.h"
 
 #include <time.h>
-#include "core/context.h"
+#include "core/select.h"
+#include "folder.h"
 #include "problems.h"
 
 typedef enum fault {
@@ -498,6 +499,119 @@ static void a_race_ends_with_a_line_that_names_the_winner(void **state) {
     sat_context_free(ctx);
 }
 
+static size_t beyond_the_limit(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
+                               const sat_device *d) {
+    (void)v, (void)p, (void)a, (void)d;
+    return (size_t)1 << 30;
+}
+
+/* Registers a variant whose workspace no context of these tests affords. */
+static void register_greedy(sat_context *ctx, planted *greedy, const char *revision) {
+    sat_variant v = {SAT_SIZED(sat_variant), .name = "greedy",
+                     .revision = revision,   .op = SAT_MATMUL,
+                     .backend = SAT_CPU,     .user = greedy,
+                     .supports = supports,   .estimate = estimate,
+                     .launch = launch,       .workspace = beyond_the_limit};
+    assert_ok(sat_variant_register(ctx, &v));
+}
+
+static sat_context *open_small(const char *folder, bool background, race_lines *lines) {
+    sat_context *ctx = NULL;
+    sat_context_options o = {SAT_SIZED(sat_context_options), .device = "cpu",       .cache_dir = folder,
+                             .effort = SAT_EFFORT_QUICK,     .log = keep_race_line, .log_user = lines,
+                             .budget_seconds = 1e-3,         .threads = 1,          .memory_limit = 256 << 20,
+                             .background = background};
+    assert_ok(sat_context_create(&o, &ctx));
+    return ctx;
+}
+
+static sat_plan_info plan_for(sat_context *ctx, const sat_pattern *pattern, const sat_problem *p) {
+    sat_plan *plan = NULL;
+    sat_plan_info info = {SAT_SIZED(sat_plan_info)};
+    assert_ok(sat_plan_create(ctx, pattern, p, &plan));
+    assert_ok(sat_plan_get_info(plan, &info));
+    sat_plan_free(plan);
+    return info;
+}
+
+static void a_variant_without_memory_is_raced_once(void **state) {
+    planted greedy = {.fault = HONEST};
+    race_lines lines = {0};
+    uint64_t random = 8;
+    sat_problem p = matmul_problem(SAT_F32, 24);
+    for (int opened = 1; opened <= 2; opened++) { /* the second context may have more, and tries again */
+        sat_context *ctx = open_small(*state, false, &lines);
+        sat_race *race = NULL;
+        sat_race_info info = {SAT_SIZED(sat_race_info)};
+        register_greedy(ctx, &greedy, "1");
+        random = 8;
+        sat_pattern *pattern = random_pattern(ctx, &random, 64, 72, 8, 8, 0.4, false);
+        assert_true(plan_for(ctx, pattern, &p).tuned);
+        for (int i = 0; i < 2; i++) {
+            sat_plan_info again = plan_for(ctx, pattern, &p);
+            assert_true(again.cached && !again.tuned);
+        }
+        assert_ok(sat_race_run(ctx, pattern, &p, NULL, &race));
+        assert_ok(sat_race_get_info(race, &info));
+        assert_true(info.cached);
+        assert_int_equal(lines.count, opened);
+        sat_race_free(race);
+        sat_pattern_free(pattern);
+        sat_context_free(ctx);
+    }
+    assert_int_equal(greedy.calls, 0);
+}
+
+static void what_had_no_memory_is_known_by_key_and_revision(void **state) {
+    (void)state;
+    planted greedy = {.fault = HONEST};
+    race_lines lines = {0};
+    uint64_t random = 8;
+    sat_context *ctx = open_small("", false, &lines);
+    sat_problem p = matmul_problem(SAT_F32, 24);
+    sat_pattern *pattern = random_pattern(ctx, &random, 64, 72, 8, 8, 0.4, false);
+    register_greedy(ctx, &greedy, "1");
+    (void)plan_for(ctx, pattern, &p);
+    assert_false(sat_memo_without_memory(ctx->memo, "another key", "greedy", "1"));
+    sat_entry entry;
+    sat_request q;
+    const sat_variant *unraced[SAT_MAX_VARIANTS];
+    assert_ok(sat_request_make(&q, ctx, pattern, &p));
+    assert_true(sat_memo_without_memory(ctx->memo, q.key, "greedy", "1"));
+    assert_false(sat_memo_without_memory(ctx->memo, q.key, "greedy", "2"));
+    assert_ok(sat_cache_find(ctx->cache, q.key, false, &entry));
+    assert_int_equal(sat_select_find_unraced(&q, &entry, unraced), 0);
+    sat_entry_free(&entry);
+    sat_pattern_free(pattern);
+    sat_context_free(ctx);
+}
+
+/* Another process's race is played by a second context on the same folder, which has the tuning lock. */
+static void what_was_raced_while_the_background_waited_is_not_raced_again(void **state) {
+    race_lines lines = {0}, others = {0};
+    uint64_t random = 9;
+    sat_context *ctx = open_small(*state, true, &lines), *other = open_small(*state, false, &others);
+    sat_problem p = matmul_problem(SAT_F32, 24);
+    sat_pattern *pattern = random_pattern(ctx, &random, 64, 72, 8, 8, 0.4, false);
+    random = 9;
+    sat_pattern *there = random_pattern(other, &random, 64, 72, 8, 8, 0.4, false);
+    sat_request q;
+    sat_outcome outcome = {0};
+    assert_true(sat_cache_tuning_lock(other->cache, 10));
+    assert_false(plan_for(ctx, pattern, &p).cached); /* by estimate; its race waits for the lock */
+    assert_ok(sat_request_make(&q, other, there, &p));
+    assert_ok(sat_select_run_race(&q, &(sat_race_how){.store = true}, &outcome));
+    free(outcome.results);
+    sat_cache_tuning_unlock(other->cache);
+    assert_ok(sat_context_wait(ctx));
+    assert_int_equal(others.count, 1);
+    assert_int_equal(lines.count, 0);
+    sat_plan_info info = plan_for(ctx, pattern, &p);
+    assert_true(info.cached && info.verified);
+    sat_pattern_free(pattern), sat_pattern_free(there);
+    sat_context_free(ctx), sat_context_free(other);
+}
+
 static void empty_problems_race_too(void **state) {
     (void)state;
     sat_context *ctx = open_context(SAT_EFFORT_QUICK);
@@ -572,6 +686,9 @@ int main(void) {
         cmocka_unit_test(only_named_variants_take_part),
         cmocka_unit_test(tuning_beyond_the_memory_limit_is_refused_and_a_plan_is_made_all_the_same),
         cmocka_unit_test(a_race_ends_with_a_line_that_names_the_winner),
+        TEST_IN_FOLDER(a_variant_without_memory_is_raced_once),
+        cmocka_unit_test(what_had_no_memory_is_known_by_key_and_revision),
+        TEST_IN_FOLDER(what_was_raced_while_the_background_waited_is_not_raced_again),
         cmocka_unit_test(empty_problems_race_too),
         cmocka_unit_test(what_was_found_wrong_does_not_serve_by_estimate),
     };

@@ -305,6 +305,31 @@ static void the_first_race_measures_and_later_contexts_know(void **state) {
     sat_context_free(ctx);
 }
 
+static void the_plan_that_raced_estimates_like_later_ones(void **state) {
+    measured = 0, outcome = SAT_OK;
+    sat_context *ctx = open_measurable(*state, SAT_EFFORT_QUICK, NULL);
+    const int32_t ptr[] = {0, 1, 2}, col[] = {0, 1};
+    sat_bsr s = {SAT_SIZED(sat_bsr), .rows = 128, .cols = 128, .block_rows = 64, .block_cols = 64, .stored_blocks = 2};
+    s.index_type = SAT_I32, s.row_ptr = ptr, s.col_idx = col;
+    sat_pattern *pattern;
+    sat_problem p = matmul_problem(SAT_F32, 128);
+    double seconds[2];
+    assert_int_equal(sat_pattern_create(ctx, &s, &pattern), SAT_OK);
+    for (int i = 0; i < 2; i++) {
+        sat_plan *plan;
+        sat_plan_info info = {SAT_SIZED(sat_plan_info)};
+        assert_int_equal(sat_plan_create(ctx, pattern, &p, &plan), SAT_OK);
+        assert_int_equal(sat_plan_get_info(plan, &info), SAT_OK);
+        assert_true(i == 0 ? info.tuned : info.cached);
+        seconds[i] = info.estimate_seconds;
+        sat_plan_free(plan);
+    }
+    assert_int_equal(measured, 1);
+    assert_true(seconds[0] == seconds[1]);
+    sat_pattern_free(pattern);
+    sat_context_free(ctx);
+}
+
 static void what_another_process_measured_meanwhile_serves(void **state) {
     measured = 0, outcome = SAT_OK;
     sat_context *first = open_measurable(*state, SAT_EFFORT_QUICK, NULL);
@@ -414,6 +439,7 @@ int main(void) {
         TEST_IN_FOLDER(a_read_only_folder_is_read),
         TEST_IN_FOLDER(clearing_a_device_forgets_its_rates_too),
         TEST_IN_FOLDER(the_first_race_measures_and_later_contexts_know),
+        TEST_IN_FOLDER(the_plan_that_raced_estimates_like_later_ones),
         TEST_IN_FOLDER(what_another_process_measured_meanwhile_serves),
         TEST_IN_FOLDER(no_other_effort_measures),
         TEST_IN_FOLDER(a_race_that_is_not_kept_measures_nothing),

@@ -25,11 +25,11 @@ static void check_group(const sat_rows *r, const int32_t *row, const sat_union *
     int32_t before = -1;
     for (int64_t s = u->ptr[group]; s < u->ptr[group + 1]; s++) {
         assert_true(u->entry[s].col > before);
-        assert_true(u->entry[s].row_mask != 0);
+        assert_true(u->entry[s].block_mask != 0);
         before = u->entry[s].col;
         for (int i = 0; i < 32; i++) {
             int mine = i % size, column = i / size;
-            if (!(u->entry[s].row_mask >> i & 1)) continue;
+            if (!(u->entry[s].block_mask >> i & 1)) continue;
             assert_true(column < columns_per_entry && row[mine] >= 0);
             assert_true(at[mine] < r->ptr[row[mine] + 1]);
             assert_int_equal(r->col[at[mine]++], before * columns_per_entry + column);

@@ -176,13 +176,13 @@ sat_status sat_cache_load(sat_cache *cache, const char *key, sat_entry *entry) {
     return SAT_OK;
 }
 
-sat_status sat_cache_find(sat_cache *cache, const char *key, bool current, sat_entry *entry) {
+sat_status sat_cache_find(sat_cache *cache, const char *key, bool look_again, sat_entry *entry) {
     sat_seen seen;
     *entry = (sat_entry){0};
     if (!sat_key_valid(key)) return SAT_OK;
     bool in_memory = sat_memory_entry_get(cache, key, entry, &seen);
     /* An empty one may have been filled since: another process has raced. */
-    if (in_memory && entry->count > 0 && !current) return SAT_OK;
+    if (in_memory && entry->count > 0 && !look_again) return SAT_OK;
     uint64_t stamp =
         sat_entry_file_stamp(cache, cache->identity, key); /* before reading: what changes meanwhile shows */
     if (in_memory && stamp == seen.stamp) return SAT_OK;

@@ -61,10 +61,10 @@ const char *sat_cache_dir(const sat_cache *cache); /* the folder written to; "" 
 /* Reads the entry from all layers, merged; a miss gives count 0. Never fails but for memory. `checked_by` is
  * cleared, but for records that have the cache's own fingerprint and are in the first layer or in memory. */
 sat_status sat_cache_load(sat_cache *cache, const char *key, sat_entry *entry);
-/* The same, served from memory where this process has read the key before: no file is touched then. With `current`,
+/* The same, served from memory where this process has read the key before: no file is touched then. With `look_again`,
  * and for an empty entry, it first compares the files' times and sizes, without opening them, and reads them again if
  * they changed. */
-sat_status sat_cache_find(sat_cache *cache, const char *key, bool current, sat_entry *entry);
+sat_status sat_cache_find(sat_cache *cache, const char *key, bool look_again, sat_entry *entry);
 /* Adds records to what is on disk now (another process may have added too), atomically. SAT_IO when the disk refuses,
  * SAT_UNSUPPORTED when a later version's file is in the way: the records are then kept in memory for this process.
  * SAT_BAD_FORMAT for a key or records that cannot be stored; the other records are. */

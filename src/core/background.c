@@ -36,17 +36,20 @@ static void free_job(job *j) {
     free(j);
 }
 
+static sat_status check(sat_background *b, const sat_request *q, const job *j, const sat_race_how *how) {
+    if (!sat_cache_tuning_lock(b->ctx->cache, sat_tuning_lock_timeout(b->ctx))) return SAT_OK;
+    sat_status status = sat_select_check_variant(q, j->variant, j->check_id, how);
+    sat_cache_tuning_unlock(b->ctx->cache);
+    return status;
+}
+
 static void do_job(sat_background *b, const job *j) {
     sat_request q;
-    sat_outcome outcome = {0};
+    sat_selection unused = {0};
     if (sat_request_make(&q, b->ctx, j->pattern, &j->problem) != SAT_OK) return;
-    if (!sat_cache_tuning_lock(b->ctx->cache, sat_tuning_lock_timeout(b->ctx))) return;
     sat_race_how how = {.store = true, .skip_failed = true, .cancel = &b->stop};
-    sat_status status = j->variant ? sat_select_check_variant(&q, j->variant, j->check_id, &how)
-                                   : sat_select_run_race(&q, &how, &outcome);
-    sat_cache_tuning_unlock(b->ctx->cache);
+    sat_status status = j->variant ? check(b, &q, j, &how) : sat_select_tune(&q, NULL, true, &how, &unused);
     if (status != SAT_OK) sat_logf(&b->ctx->log, SAT_LOG_WARN, "not tuned in the background: %s", sat_last_error());
-    free(outcome.results);
 }
 
 static void *work(void *user) {

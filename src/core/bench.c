@@ -66,14 +66,16 @@ sat_status sat_bench_lay_mask(sat_bench *s, sat_mask_kind kind, uint64_t seed) {
     const sat_pattern_view *a = &s->changing;
     sat_mask_indices mask;
     sat_pattern *made = NULL;
+    const sat_pattern_view *view;
     SAT_TRY(sat_mask_make(a, s->source.type, kind, seed, &mask));
     sat_status status = sat_pattern_create_mask(s->ctx, a, &mask, &made);
-    if (status == SAT_OK) status = sat_pattern_transposed(made, &s->pattern); /* checks look at columns too */
+    if (status == SAT_OK) status = sat_pattern_transposed(made, &view); /* checks look at columns too */
     if (status == SAT_OK) status = write_indices(s, s->row_ptr, mask.raw_ptr, a->grid_rows + 1);
     if (status == SAT_OK) status = write_indices(s, s->col_idx, mask.raw_col, a->stored_blocks);
     sat_mask_free(&mask);
-    sat_pattern_free(s->mask);
-    s->mask = made;
+    sat_pattern *gone = status == SAT_OK ? s->mask : made; /* where it failed the mask before stays */
+    if (status == SAT_OK) s->mask = made, s->pattern = view;
+    sat_pattern_free(gone);
     return status;
 }
 

@@ -3,8 +3,9 @@
  * elsewhere, in the top folder's bench/.)
  *
  * A probe says which kind of question is asked: of structure, by integers, or of precision, by random reals; a fill
- * case, which of several operands of that kind (ops/op.h). An expectation is what the check works out beforehand. That
- * of the structure probe needs the exact sums: a variant computes them, and they are proven before they are believed.
+ * case is one of several ways to fill operands for that question (ops/op.h). An expectation is what the check works out
+ * beforehand. That of the structure probe needs the exact sums: a variant computes them, and they are proven before
+ * they are believed.
  */
 #ifndef SAT_BENCH_H
 #define SAT_BENCH_H

@@ -10,15 +10,16 @@
 #include "core/pattern.h"
 #include "variant.h"
 
-typedef struct trials {
+/* What every check below is given. */
+typedef struct confirmation {
     sat_bench *bench;
     sat_runner *runner;
     size_t limit;
     uint64_t seed;
     sat_finding *finding;
-} trials;
+} confirmation;
 
-static sat_status run(trials *t, sat_runner *runner) {
+static sat_status run(confirmation *t, sat_runner *runner) {
     const sat_backend *b = t->bench->ctx->backend;
     void *stream = b->stream(&runner->device);
     SAT_TRY(sat_bench_reset(t->bench));
@@ -28,7 +29,7 @@ static sat_status run(trials *t, sat_runner *runner) {
 }
 
 typedef struct errand {
-    trials *trials;
+    confirmation *confirmation;
     sat_runner *runner;
     sat_status status;
     char message[256];
@@ -36,19 +37,19 @@ typedef struct errand {
 
 static sat_status run_here(void *user) {
     errand *e = user;
-    return run(e->trials, e->runner);
+    return run(e->confirmation, e->runner);
 }
 
 /* A run on a thread of its own: what a variant keeps for the thread that prepared it is not there. */
 static void *run_errand(void *user) {
     errand *e = user;
-    e->status = run(e->trials, e->runner);
+    e->status = run(e->confirmation, e->runner);
     if (e->status != SAT_OK) snprintf(e->message, sizeof e->message, "%s", sat_last_error());
     return NULL;
 }
 
-static sat_status run_on_another_thread(trials *t, sat_runner *runner) {
-    errand e = {.trials = t, .runner = runner};
+static sat_status run_on_another_thread(confirmation *t, sat_runner *runner) {
+    errand e = {.confirmation = t, .runner = runner};
     pthread_t thread;
     if (pthread_create(&thread, NULL, run_errand, &e) != 0) return run(t, runner); /* none can be started */
     pthread_join(thread, NULL);
@@ -56,7 +57,7 @@ static sat_status run_on_another_thread(trials *t, sat_runner *runner) {
 }
 
 /* Checks a run in which `what` was changed, in words. */
-static sat_status look(trials *t, const char *what) {
+static sat_status look(confirmation *t, const char *what) {
     char where[sizeof t->finding->where];
     SAT_TRY(sat_bench_check(t->bench, t->finding));
     if (t->finding->ok) return SAT_OK;
@@ -65,7 +66,7 @@ static sat_status look(trials *t, const char *what) {
     return SAT_OK;
 }
 
-static sat_status check(trials *t, sat_runner *runner, const char *what) {
+static sat_status check(confirmation *t, sat_runner *runner, const char *what) {
     SAT_TRY(run(t, runner));
     return look(t, what);
 }
@@ -77,7 +78,7 @@ static const sat_check_case large_and_tiny[] = {{SAT_PROBE_STRUCTURE, SAT_FILL_L
 static const sat_check_case usual_other_pattern = {SAT_PROBE_STRUCTURE, SAT_FILL_TINY,
                                                    "on a pattern with empty and full rows"};
 
-static sat_status other_inputs(trials *t) {
+static sat_status other_inputs(confirmation *t) {
     const sat_check_case *cases = t->bench->op->winner_cases ? t->bench->op->winner_cases : large_and_tiny;
     sat_bench_move(t->bench); /* other addresses, too */
     for (const sat_check_case *c = cases; c->label && t->finding->ok; c++) {
@@ -89,14 +90,14 @@ static sat_status other_inputs(trials *t) {
 }
 
 /* Where the program itself is in a parallel region, OpenMP has one thread, however many are asked for. */
-static sat_status in_a_region(trials *t) {
+static sat_status in_a_region(confirmation *t) {
     const sat_backend *b = t->bench->ctx->backend;
     if (!b->run_in_region) return SAT_OK;
-    SAT_TRY(b->run_in_region(run_here, &(errand){.trials = t, .runner = t->runner}));
+    SAT_TRY(b->run_in_region(run_here, &(errand){.confirmation = t, .runner = t->runner}));
     return look(t, "in a parallel region");
 }
 
-static sat_status other_threads(trials *t) {
+static sat_status other_threads(confirmation *t) {
     int before = t->runner->most_threads;
     if (t->bench->ctx->backend->threads(0) <= 1) return SAT_OK;
     t->runner->most_threads = before == 1 ? 0 : 1;
@@ -108,7 +109,7 @@ static sat_status other_threads(trials *t) {
 }
 
 /* The same with other scalars, by a runner of its own; `c` says on which operands, NULL: on those that are there. */
-static sat_status with_scalars(trials *t, double alpha, double beta, const sat_check_case *c) {
+static sat_status with_scalars(confirmation *t, double alpha, double beta, const sat_check_case *c) {
     const sat_problem *raced = t->bench->problem;
     sat_problem changed = *raced;
     sat_runner second;
@@ -126,7 +127,7 @@ static sat_status with_scalars(trials *t, double alpha, double beta, const sat_c
 }
 
 /* A key has scalars as 0, 1 or another; the race ran with one of those others, of few bits so that sums stay exact. */
-static sat_status other_scalars(trials *t) {
+static sat_status other_scalars(confirmation *t) {
     static const sat_check_case reals = {SAT_PROBE_PRECISION, 0, "with scalars of many bits"};
     const sat_problem *raced = t->bench->problem;
     const sat_check_case *scaled = t->bench->op->other_scale;
@@ -140,7 +141,7 @@ static sat_status other_scalars(trials *t) {
 }
 
 /* What a dense product makes of them differs, and may: it wins only where the problem allows that. */
-static sat_status not_finite(trials *t) {
+static sat_status not_finite(confirmation *t) {
     if (t->runner->variant->flags & SAT_V_DENSE) return SAT_OK;
     SAT_TRY(sat_bench_plant(t->bench));
     return t->bench->special_count > 0 ? check(t, t->runner, "with NaN and infinities in an input") : SAT_OK;
@@ -201,7 +202,8 @@ static sat_status skewed(const sat_bench *s, sat_pattern **pattern) {
     return status;
 }
 
-static sat_status on_pattern(trials *t, sat_runner *second, const sat_pattern_view *other, const sat_check_case *c) {
+static sat_status on_pattern(confirmation *t, sat_runner *second, const sat_pattern_view *other,
+                             const sat_check_case *c) {
     const sat_pattern_view *raced = t->bench->pattern, *run_with = t->bench->run_with;
     t->bench->pattern = other;
     if (!run_with->dynamic) t->bench->run_with = other;
@@ -213,7 +215,7 @@ static sat_status on_pattern(trials *t, sat_runner *second, const sat_pattern_vi
 
 /* A twin comes and goes, a plan of the raced pattern: what a variant finds by the pattern may not go with it. Where
  * values are fixed the twin has others, and runs; elsewhere it has another scale, if sums depend on that. */
-static sat_status twin(trials *t, const sat_check_case *c) {
+static sat_status twin(confirmation *t, const sat_check_case *c) {
     const sat_bench *s = t->bench;
     bool fixed = s->problem->flags & SAT_FIXED_VALUES;
     sat_problem problem = *s->problem;
@@ -230,7 +232,7 @@ static sat_status twin(trials *t, const sat_check_case *c) {
 
 /* The second runner runs between two runs of the first, which converts its fixed values once: neither may change what
  * the other keeps, and the end of the second may not, either. The first has operands on which its scalars show. */
-static sat_status in_turns(trials *t, sat_runner *second, const sat_pattern_view *other) {
+static sat_status in_turns(confirmation *t, sat_runner *second, const sat_pattern_view *other) {
     const sat_op *op = t->bench->op;
     const sat_check_case *c = op->other_pattern ? op->other_pattern : &usual_other_pattern;
     const sat_check_case *first = op->other_scale ? op->other_scale : c;
@@ -242,8 +244,9 @@ static sat_status in_turns(trials *t, sat_runner *second, const sat_pattern_view
     if (t->finding->ok) SAT_TRY(twin(t, c));
     if (!t->finding->ok) return SAT_OK;
     t->bench->finite_padding = true; /* once: everywhere else NaN shows who reads it */
-    SAT_TRY(sat_bench_fill(t->bench, first->probe, first->fill_case, t->seed + 2)); /* the same operands again */
+    sat_status filled = sat_bench_fill(t->bench, first->probe, first->fill_case, t->seed + 2); /* the same again */
     t->bench->finite_padding = false;
+    SAT_TRY(filled);
     int before = t->runner->most_threads, all = t->bench->ctx->backend->threads(t->bench->device->threads);
     if (all > 2) t->runner->most_threads = all / 2 + 1; /* neither one thread nor all of them */
     sat_status status = run_on_another_thread(t, t->runner);
@@ -252,7 +255,7 @@ static sat_status in_turns(trials *t, sat_runner *second, const sat_pattern_view
 }
 
 /* The indices change and the plan stays: masks of all kinds under the one that was prepared before any of them. */
-static sat_status other_masks(trials *t) {
+static sat_status other_masks(confirmation *t) {
     if (!t->bench->run_with->dynamic) return SAT_OK;
     for (int kind = SAT_MASKS - 1; kind >= 0 && t->finding->ok;
          kind--) { /* the last is as expected, for what follows */
@@ -265,7 +268,7 @@ static sat_status other_masks(trials *t) {
 
 /* ---- all of them ---- */
 
-static sat_status on_same_pattern(trials *t) {
+static sat_status on_same_pattern(confirmation *t) {
     SAT_TRY(other_inputs(t));
     if (t->finding->ok) SAT_TRY(other_threads(t));
     if (t->finding->ok) SAT_TRY(other_masks(t));
@@ -274,7 +277,7 @@ static sat_status on_same_pattern(trials *t) {
 }
 
 /* A view of a second pattern for the variant; where there is none, or it does not fit, the raced one. */
-static sat_status second_pattern(const trials *t, sat_pattern **pattern, const sat_pattern_view **view) {
+static sat_status second_pattern(const confirmation *t, sat_pattern **pattern, const sat_pattern_view **view) {
     const sat_bench *s = t->bench;
     *pattern = NULL, *view = s->pattern;
     if (s->run_with->dynamic || s->pattern->stored_blocks == 0 ||
@@ -289,7 +292,7 @@ static sat_status second_pattern(const trials *t, sat_pattern **pattern, const s
 }
 
 sat_status sat_confirm(sat_bench *bench, sat_runner *runner, size_t limit, uint64_t seed, sat_finding *finding) {
-    trials t = {bench, runner, limit, seed, finding};
+    confirmation t = {bench, runner, limit, seed, finding};
     sat_pattern *pattern;
     const sat_pattern_view *other;
     sat_runner second = {0};

@@ -62,6 +62,9 @@ bool sat_memo_once(sat_memo *memo, const char *key); /* true when first asked fo
  * pattern. The last 1024. */
 bool sat_memo_checked(sat_memo *memo, uint64_t check_id);
 void sat_memo_note_checked(sat_memo *memo, uint64_t check_id);
+/* Variants that had no memory in a race of this context: no cache has a result of them. The last 1024. */
+bool sat_memo_without_memory(sat_memo *memo, const char *key, const char *variant, const char *revision);
+void sat_memo_note_without_memory(sat_memo *memo, const char *key, const char *variant, const char *revision);
 
 sat_status sat_pool_open(sat_pool **pool);
 void sat_pool_close(sat_pool *pool);

@@ -76,6 +76,7 @@ static sat_status make_plan(const sat_request *q, const sat_selection *selection
 static sat_status select_and_make(sat_request *q, sat_plan **plan) {
     sat_selection selection;
     SAT_TRY(sat_select_variant(q, &selection));
+    if (selection.tuned) q->device = sat_device_now(q->ctx); /* its race may have measured the device's rates */
     sat_status status = make_plan(q, &selection, plan);
     if (status != SAT_OUT_OF_MEMORY) return status;
     q->memory_limit = 0; /* the allocation failed: again without workspace */

@@ -50,10 +50,8 @@ static sat_record *results_of(const sat_request *q, const sat_entry *entry, cons
 
 /* The first race of an entry whose winner may still win now. None where a variant that fits has no result yet. */
 static void read_back(const sat_request *q, const sat_entry *entry, sat_race *race) {
-    const sat_variant *all[SAT_MAX_VARIANTS];
-    size_t fit = sat_request_find_candidates(q, NULL, all);
-    for (size_t i = 0; i < fit; i++)
-        if (!(all[i]->flags & SAT_V_REFERENCE) && !sat_choose_has_result(entry, all[i])) return;
+    const sat_variant *unraced[SAT_MAX_VARIANTS];
+    if (sat_select_find_unraced(q, entry, unraced) > 0) return;
     for (const sat_record *r = sat_choose_race(entry, NULL); r; r = sat_choose_race(entry, r)) {
         size_t count;
         sat_record *results = results_of(q, entry, r, &count);
@@ -65,12 +63,12 @@ static void read_back(const sat_request *q, const sat_entry *entry, sat_race *ra
     }
 }
 
-/* Takes the results from the cache, where it has them all and they need not be measured again. `current`: another
+/* Takes the results from the cache, where it has them all and they need not be measured again. `look_again`: another
  * process may have written since. `retune`: in, may they be measured again; out, must they be. */
-static sat_status look_up(const sat_request *q, bool current, bool *retune, sat_race *race) {
+static sat_status look_up(const sat_request *q, bool look_again, bool *retune, sat_race *race) {
     sat_entry entry = {0};
-    sat_status status = sat_cache_find(q->ctx->cache, q->key, current, &entry);
-    if (current) *retune = *retune && sat_choose_needs_retune(&entry, (int64_t)time(NULL));
+    sat_status status = sat_cache_find(q->ctx->cache, q->key, look_again, &entry);
+    if (look_again) *retune = *retune && sat_choose_needs_retune(&entry, (int64_t)time(NULL));
     else *retune = *retune && status == SAT_OK && sat_select_should_retune(q, &entry);
     if (status == SAT_OK && entry.count && !*retune) read_back(q, &entry, race);
     race->info.cached = race->results != NULL;

@@ -1,4 +1,4 @@
-/* From a request to a variant. A cache miss: sat_select_variant, tune_now, sat_select_run_race, sat_tune_race. */
+/* From a request to a variant. A miss: sat_select_variant, sat_select_tune, sat_select_run_race, sat_tune_race. */
 #include "core/select.h"
 
 #include <inttypes.h>
@@ -60,7 +60,10 @@ static void store_results(const sat_request *q, const sat_record *results, size_
     bool wrong = false;
     for (size_t i = 0; i < count; i++) {
         sat_record *r = &records[kept];
-        if (results[i].verdict == SAT_VERDICT_MEMORY) continue; /* there may be more of it next time */
+        if (results[i].verdict == SAT_VERDICT_MEMORY) { /* a later context may have more of it */
+            sat_memo_note_without_memory(q->ctx->memo, q->key, results[i].variant, results[i].revision);
+            continue;
+        }
         *r = results[i];
         r->kind = kind, r->when = when, r->noisy = noisy;
         memcpy(r->race, race, sizeof r->race);
@@ -88,18 +91,20 @@ static sat_status store_and_fail(const sat_request *q, const sat_record *results
 
 /* ---- racing ---- */
 
+static const sat_race_how tuning_now = {.store = true, .skip_failed = true}; /* while the caller waits for a plan */
+
 double sat_tuning_lock_timeout(const sat_context *ctx) {
     double budget = ctx->options.budget_seconds > 0 ? ctx->options.budget_seconds : 1;
     return 30 + 4 * budget;
 }
 
-static sat_tuning make_tuning(const sat_request *q, const sat_pattern_view *full, const sat_race_how *how) {
+static sat_tuning make_tuning(const sat_request *q, const sat_pattern_view *with_columns, const sat_race_how *how) {
     const sat_context_options *o = &q->ctx->options;
     bool all = o->effort == SAT_EFFORT_FULL;
     return (sat_tuning){.ctx = q->ctx,
                         .device = &q->device,
                         .problem = &q->race_problem,
-                        .pattern = full,
+                        .pattern = with_columns,
                         .exhaustive = all,
                         .budget_seconds = o->budget_seconds > 0 ? o->budget_seconds
                                           : all                 ? 10
@@ -121,11 +126,11 @@ static void log_race(const sat_request *q, const sat_outcome *outcome) {
 
 static sat_status race_these(const sat_request *q, const sat_variant **list, size_t count, const sat_race_how *how,
                              sat_outcome *outcome) {
-    const sat_pattern_view *full; /* the checks look at columns too */
-    SAT_TRY(sat_pattern_transposed(q->pattern, &full));
-    sat_tuning t = make_tuning(q, full, how);
+    const sat_pattern_view *with_columns; /* the checks look at columns too */
+    SAT_TRY(sat_pattern_transposed(q->pattern, &with_columns));
+    sat_tuning t = make_tuning(q, with_columns, how);
     sat_device device = q->device;
-    if (how->store) sat_rates_before_race(q->ctx, &device);
+    if (how->store) sat_rates_before_race(q->ctx, &device); /* measured rates are stored, too */
     t.device = &device;
     t.candidates = list, t.count = count;
     sat_range_push(q->key);
@@ -169,11 +174,11 @@ sat_status sat_select_run_race(const sat_request *q, const sat_race_how *how, sa
  * SAT_DEVICE_ERROR where that left the device unusable; any other failure only leaves it unchecked. A right result is
  * stored if how->store, a wrong one always. */
 static sat_status verify(const sat_request *q, const sat_variant *v, const sat_race_how *how, sat_verdict *verdict) {
-    const sat_pattern_view *full = NULL;
+    const sat_pattern_view *with_columns = NULL;
     sat_record result = {0};
-    sat_status status = sat_pattern_transposed(q->pattern, &full);
+    sat_status status = sat_pattern_transposed(q->pattern, &with_columns);
     if (status == SAT_OK) {
-        sat_tuning t = make_tuning(q, full, how);
+        sat_tuning t = make_tuning(q, with_columns, how);
         status = sat_tune_verify(&t, v, &result);
     }
     *verdict = result.verdict;
@@ -223,7 +228,8 @@ static void look_up_pattern_check(const sat_request *q, const sat_entry *entry, 
 
 /* Selects the best variant of the entry that fits this very call. Verifies it first, unless this build has verified it
  * for this full key on this machine. Leaves selection->variant NULL where there is none. */
-static sat_status select_from_entry(sat_request *q, const sat_entry *entry, sat_selection *selection) {
+static sat_status select_from_entry(sat_request *q, const sat_entry *entry, const sat_race_how *how,
+                                    sat_selection *selection) {
     const sat_variant *ranking[SAT_MAX_VARIANTS];
     size_t count = sat_choose_ranking(entry, &q->ctx->registry, q->problem.flags, ranking, SAT_MAX_VARIANTS);
     for (size_t i = 0; i < count; i++) {
@@ -234,7 +240,7 @@ static sat_status select_from_entry(sat_request *q, const sat_entry *entry, sat_
         if (!was_verified) {
             sat_verdict verdict = 0;
             double start = sat_now();
-            sat_status status = verify(q, v, &(sat_race_how){.store = true}, &verdict);
+            sat_status status = verify(q, v, how, &verdict);
             selection->tuning_seconds += sat_now() - start;
             SAT_TRY(status);
             verified = verdict == SAT_VERDICT_OK;
@@ -249,13 +255,14 @@ static sat_status select_from_entry(sat_request *q, const sat_entry *entry, sat_
     return SAT_OK;
 }
 
-/* Finds variants that fit and of which the entry has no race result at their present revision. The reference does not
- * count. */
-static size_t find_unraced(const sat_request *q, const sat_entry *entry, const sat_variant **out) {
-    const sat_variant *all[SAT_MAX_VARIANTS];
-    size_t count = sat_request_find_candidates(q, NULL, all), found = 0;
-    for (size_t i = 0; i < count; i++)
-        if (!(all[i]->flags & SAT_V_REFERENCE) && !sat_choose_has_result(entry, all[i])) out[found++] = all[i];
+size_t sat_select_find_unraced(const sat_request *q, const sat_entry *entry, const sat_variant **out) {
+    size_t count = sat_request_find_candidates(q, NULL, out), found = 0;
+    for (size_t i = 0; i < count; i++) {
+        const sat_variant *v = out[i];
+        bool raced = (v->flags & SAT_V_REFERENCE) || sat_choose_has_result(entry, v) ||
+                     sat_memo_without_memory(q->ctx->memo, q->key, v->name, v->revision);
+        if (!raced) out[found++] = v;
+    }
     return found;
 }
 
@@ -275,9 +282,8 @@ bool sat_select_should_retune(const sat_request *q, const sat_entry *entry) {
            sat_noise_quiet(q->ctx, &q->device);
 }
 
-/* Races under the device's tuning lock, unless another process has done so meanwhile. `retune`: the entry's newest
- * race was noisy (sat_choose_needs_retune). */
-static sat_status tune_now(sat_request *q, const sat_variant *best, bool retune, sat_selection *selection) {
+sat_status sat_select_tune(sat_request *q, const sat_variant *best, bool retune, const sat_race_how *how,
+                           sat_selection *selection) {
     const sat_variant *list[SAT_MAX_VARIANTS + 1];
     sat_entry entry = {0};
     sat_outcome outcome = {0};
@@ -287,18 +293,18 @@ static sat_status tune_now(sat_request *q, const sat_variant *best, bool retune,
     bool served = false;
     retune = retune && sat_choose_needs_retune(&entry, (int64_t)time(NULL));
     if (status == SAT_OK && entry.count > 0 && !retune) {
-        size_t unraced = find_unraced(q, &entry, list);
+        size_t unraced = sat_select_find_unraced(q, &entry, list);
         if (unraced == 0) {
             selection->variant = NULL;
-            status = select_from_entry(q, &entry, selection);
+            status = select_from_entry(q, &entry, how, selection);
             served = selection->variant != NULL;
         } else if (best) { /* the best known variant races against the new ones */
             list[unraced] = best;
-            status = race_these(q, list, unraced + 1, &(sat_race_how){.store = true}, &outcome);
+            status = race_these(q, list, unraced + 1, how, &outcome);
         }
     }
-    if (status == SAT_OK && !served && !outcome.results)
-        status = sat_select_run_race(q, &(sat_race_how){.store = true, .skip_failed = true}, &outcome);
+    /* Also where no result of the cache serves: a race verifies the variants that it skipped before. */
+    if (status == SAT_OK && !served && !outcome.results) status = sat_select_run_race(q, how, &outcome);
     sat_cache_tuning_unlock(q->ctx->cache);
     if (status == SAT_OK && outcome.results) take_winner(q, &outcome, selection);
     free(outcome.results);
@@ -332,7 +338,7 @@ static sat_status check_pinned(sat_request *q, const sat_entry *entry, const sat
     selection->variant = v;
     if (selection->verified) look_up_pattern_check(q, entry, selection);
     else if (!wrong) {
-        SAT_TRY(verify(q, v, &(sat_race_how){.store = true}, &verdict));
+        SAT_TRY(verify(q, v, &tuning_now, &verdict));
         selection->verified = selection->pattern_verified = verdict == SAT_VERDICT_OK;
     }
     selection->tuning_seconds = sat_now() - start;
@@ -450,12 +456,12 @@ static void store_agreed(const sat_request *q, const sat_variant *v, const agree
 static sat_status select_to_propose(sat_request *q, const char *key, sat_selection *selection) {
     sat_entry entry;
     SAT_TRY(sat_cache_find(q->ctx->cache, q->key, false, &entry));
-    sat_status status = select_from_entry(q, &entry, selection);
+    sat_status status = select_from_entry(q, &entry, &tuning_now, selection);
     if (!selection->variant) distrust_wrong(q, &entry);
     sat_entry_free(&entry);
     if (status != SAT_OK || selection->variant) return status;
     if (q->ctx->options.effort == SAT_EFFORT_CACHED || !sat_agree_claim(q->ctx->agree, key)) return SAT_OK;
-    status = tune_now(q, NULL, false, selection);
+    status = sat_select_tune(q, NULL, false, &tuning_now, selection);
     if (status == SAT_OK && selection->variant) return SAT_OK;
     if (status == SAT_DEVICE_ERROR && q->ctx->backend->broken(&q->device)) return status;
     if (status != SAT_OK) sat_logf(&q->ctx->log, SAT_LOG_WARN, "not tuned: %s", sat_last_error());
@@ -483,7 +489,7 @@ static sat_status take_agreed(sat_request *q, const char *text, sat_selection *s
     found.cached = found.verified = !wrong && sat_choose_verified(&entry, v, q->full_key, NULL);
     if (found.verified) look_up_pattern_check(q, &entry, &found);
     else if (!wrong) {
-        status = verify(q, v, &(sat_race_how){.store = true}, &verdict);
+        status = verify(q, v, &tuning_now, &verdict);
         found.verified = found.pattern_verified = verdict == SAT_VERDICT_OK;
     }
     if (found.verified) store_agreed(q, v, &a, &entry);
@@ -533,11 +539,11 @@ sat_status sat_select_variant(sat_request *q, sat_selection *selection) {
     if (ctx->agree && !sat_forked()) return select_agreed(q, q->key, selection); /* the store is the parent's */
     sat_entry entry;
     SAT_TRY(sat_cache_find(ctx->cache, q->key, false, &entry));
-    sat_status status = select_from_entry(q, &entry, selection);
+    sat_status status = select_from_entry(q, &entry, &tuning_now, selection);
     const sat_variant *unraced[SAT_MAX_VARIANTS];
     bool tunes = effort != SAT_EFFORT_CACHED, found = selection->variant != NULL;
     bool retune = found && tunes && sat_select_should_retune(q, &entry);
-    bool race_needed = !found || retune || find_unraced(q, &entry, unraced) > 0;
+    bool race_needed = !found || retune || sat_select_find_unraced(q, &entry, unraced) > 0;
     if (!found) distrust_wrong(q, &entry);
     sat_entry_free(&entry);
     SAT_TRY(status);
@@ -549,7 +555,7 @@ sat_status sat_select_variant(sat_request *q, sat_selection *selection) {
     } else {
         sat_selection raced = *selection;
         raced.cached = false;
-        status = tune_now(q, selection->variant, retune, &raced);
+        status = sat_select_tune(q, selection->variant, retune, &tuning_now, &raced);
         if (status == SAT_OK && raced.variant) {
             *selection = raced;
             return SAT_OK;

@@ -31,6 +31,11 @@ typedef struct sat_race_how {
     const atomic_bool *cancel;
 } sat_race_how;
 
+/* Races under the device's tuning lock: all variants that fit, or, where `best` served so far, those without a result
+ * and it. What another process has raced meanwhile is selected instead. `retune`: the key may be raced once more
+ * (sat_choose_needs_retune). */
+sat_status sat_select_tune(sat_request *q, const sat_variant *best, bool retune, const sat_race_how *how,
+                           sat_selection *selection);
 /* Races all variants that fit. The caller holds the tuning lock. */
 sat_status sat_select_run_race(const sat_request *q, const sat_race_how *how, sat_outcome *outcome);
 /* Checks a variant that serves this pattern already. A right result is noted in this process only; a wrong one is
@@ -38,6 +43,9 @@ sat_status sat_select_run_race(const sat_request *q, const sat_race_how *how, sa
  * background thread holds it all the same, so that its check does not disturb a race of another process. */
 sat_status sat_select_check_variant(const sat_request *q, const sat_variant *variant, uint64_t check_id,
                                     const sat_race_how *how);
+/* Variants that fit and of which the entry has no race result at their present revision; returns how many. Neither the
+ * reference counts, nor what had no memory in a race of this context. `out` has room for SAT_MAX_VARIANTS. */
+size_t sat_select_find_unraced(const sat_request *q, const sat_entry *entry, const sat_variant **out);
 /* Does the key need a new race (sat_choose_needs_retune), and is the machine quiet now? True at most once for a context
  * and key, so that a noisy machine is not asked, or raced on, again and again. */
 bool sat_select_should_retune(const sat_request *q, const sat_entry *entry);

@@ -35,7 +35,6 @@ bool sat_trial_open(sat_trials *r, sat_candidate *c) {
     size_t held = r->held + r->scratch.bytes, left = r->limit > held ? r->limit - held : 0;
     sat_status status =
         sat_runner_open(&c->runner, t->ctx, v, t->problem, r->bench.run_with, t->device, left, &r->scratch);
-    c->runner.variant = v;
     if (status != SAT_OK) {
         sat_trial_fail(r, c, status);
         return false;
@@ -63,12 +62,14 @@ static void forget_values(sat_trials *r) {
 
 sat_status sat_trials_fill(sat_trials *r, sat_probe probe, int fill_case) {
     forget_values(r);
+    r->has_reals = false;
     return sat_bench_fill(&r->bench, probe, fill_case, sat_trials_next_random(r));
 }
 
 sat_status sat_trials_fill_reals(sat_trials *r) {
-    bool reals = r->bench.probe == SAT_PROBE_PRECISION && r->bench.fill_case == 0;
-    return reals ? SAT_OK : sat_trials_fill(r, SAT_PROBE_PRECISION, 0);
+    if (!r->has_reals) SAT_TRY(sat_trials_fill(r, SAT_PROBE_PRECISION, 0));
+    r->has_reals = true;
+    return SAT_OK;
 }
 
 /* ---- one run ---- */
@@ -169,7 +170,7 @@ void sat_trial_check_changes(sat_trials *r, sat_candidate *c) {
     size_t held = r->held + r->scratch.bytes, left = r->limit > held ? r->limit - held : 0;
     sat_status status = sat_confirm(&r->bench, &c->runner, left, sat_trials_next_random(r), &finding);
     forget_values(r);
-    if (status == SAT_OUT_OF_MEMORY) return; /* the checks so far have to suffice */
+    r->has_reals = false;
     if (status != SAT_OK) sat_trial_fail(r, c, status);
     else if (!finding.ok) sat_trial_judge(c, SAT_VERDICT_WRONG, finding.where);
 }

@@ -27,6 +27,7 @@ typedef struct sat_trials {
     sat_bench bench;
     sat_candidate *list;
     size_t count;
+    bool has_reals;                    /* the bench has random reals, and what a right result of them is */
     const sat_candidate *broke_device; /* left the device unusable */
     sat_scratch scratch;
     size_t limit, held, peak; /* held: without the scratch */
@@ -64,7 +65,8 @@ bool sat_trial_check(sat_trials *r, sat_candidate *c);
 /* Checks a candidate on random reals. One that calls itself deterministic must give the same bits twice; the second
  * time other work takes part of the device, so that a result that depends on timing differs. */
 bool sat_trial_check_precision(sat_trials *r, sat_candidate *c);
-/* Checks a candidate under every change that may come between runs (confirm.h). */
+/* Checks a candidate under every change that may come between runs (confirm.h). Where one of these checks has no
+ * memory, the candidate has failed: nobody knows that it is right. */
 void sat_trial_check_changes(sat_trials *r, sat_candidate *c);
 
 #endif

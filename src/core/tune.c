@@ -332,26 +332,29 @@ static sat_status try_fewer_threads(sat_trials *r) {
 
 /* ---- part 3: confirm the winner ---- */
 
-/* The candidate that would win now. */
-static sat_candidate *find_leader(sat_trials *r) {
+/* Finds the candidate that would win now; NULL where none may. */
+static sat_status find_leader(sat_trials *r, sat_candidate **leader) {
     sat_record *results = malloc((r->count + 1) * sizeof *results);
-    sat_candidate *found = NULL;
-    size_t count = 0;
-    for (size_t i = 0; results && i < r->count; i++) {
+    *leader = NULL;
+    if (!results) return sat_fail(SAT_OUT_OF_MEMORY, "race of %zu candidates", r->count);
+    for (size_t i = 0; i < r->count; i++) {
         summarise(&r->list[i]);
-        results[count++] = r->list[i].result;
+        results[i] = r->list[i].result;
     }
-    if (results) sat_choose_sort(results, count, &r->t->ctx->registry);
-    if (count && results[0].verdict == SAT_VERDICT_OK && results[0].may_win)
+    sat_choose_sort(results, r->count, &r->t->ctx->registry);
+    if (r->count && results[0].verdict == SAT_VERDICT_OK && results[0].may_win)
         for (size_t i = 0; i < r->count; i++)
-            if (strcmp(r->list[i].result.variant, results[0].variant) == 0) found = &r->list[i];
+            if (strcmp(r->list[i].result.variant, results[0].variant) == 0) *leader = &r->list[i];
     free(results);
-    return found;
+    return SAT_OK;
 }
 
 /* Checks the winner under every change that may come between runs. Where it fails, the next fastest is checked. */
 static sat_status confirm_winner(sat_trials *r) {
-    for (sat_candidate *c = find_leader(r); c && !c->confirmed && !has_ended(r); c = find_leader(r)) {
+    while (!has_ended(r)) {
+        sat_candidate *c;
+        SAT_TRY(find_leader(r, &c));
+        if (!c || c->confirmed) break;
         if (!c->open && !sat_trial_open(r, c)) continue;
         SAT_TRY(sat_trials_fill_reals(r));
         if (sat_trial_check_precision(r, c)) sat_trial_check_changes(r, c);

@@ -30,7 +30,8 @@ typedef struct sat_outcome {
 /* Fails where a race cannot take place or go on (memory, cancelled): a candidate's failure is a result. But where a
  * candidate leaves the device unusable, the race ends and fails, and that candidate is its one result. */
 sat_status sat_tune_race(const sat_tuning *t, sat_outcome *outcome);
-/* Checks one variant, without timing: the verdict is in *result; 0 where there is none. Fails as a race does. */
+/* Checks one variant as a winner is checked, by parts 1 and 3 of a race, and times nothing: the verdict is in *result;
+ * 0 where there is none. Fails as a race does. */
 sat_status sat_tune_verify(const sat_tuning *t, const sat_variant *v, sat_record *result);
 
 #endif

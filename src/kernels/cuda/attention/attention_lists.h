@@ -4,12 +4,12 @@
 
 #include "kernels/cuda/attention/attention_work.h"
 
-typedef struct sat_work {
+typedef struct sat_attention_items {
     int64_t items; /* of each mask: mask h has item[h * items] and on, the longest first */
-    sat_cta_work *item;
+    sat_attention_item *item;
     int64_t listed; /* how many */
     sat_key_tile *tile;
-} sat_work;
+} sat_attention_items;
 
 /* Whether lists can be made of 64 rows by half tiles of `half_keys` keys. */
 bool sat_lists_fit(const sat_mask *k, int64_t half_keys);
@@ -24,8 +24,8 @@ double sat_max_listed(const sat_mask *k, int64_t stored_blocks, int64_t half_key
 
 /* The work of CTAs of `warpgroups` and key tiles of twice `half_keys` keys. False: out of memory; free `to` in any
  * case. */
-bool sat_work_make(const sat_mask *k, int64_t masks, int64_t stored_blocks, int warpgroups, int64_t half_keys,
-                   sat_work *to);
-void sat_work_free(sat_work *w);
+bool sat_items_make(const sat_mask *k, int64_t masks, int64_t stored_blocks, int warpgroups, int64_t half_keys,
+                    sat_attention_items *to);
+void sat_items_free(sat_attention_items *w);
 
 #endif

@@ -11,7 +11,11 @@
 // they take turns at issuing (ping-pong), so that one's softmax overlaps another's products.
 //
 // A work item is a CTA's rows and key tiles, without the head: 64 rows for each warpgroup and the key tiles that they
-// visit. A work tile is a work item of one head. A key tile is BN keys.
+// visit. A work tile is a work item of one head. A key tile is BN keys. K and V have a ring of stages each, and not
+// that of ring.cuh, since a key tile's K is released before its V.
+//
+// A visited tile is multiplied whole, and a weight of 0 times Inf or NaN is NaN: such a value at a key that is not kept
+// may reach O, as the public header allows.
 //
 // Shapes: Q is (m, dim), K and V are (n, dim), for every head of every batch item. Work items: attention_work.h.
 
@@ -28,7 +32,7 @@ enum {
 
 // What a CTA computes next: a work item of one head.
 struct work_tile {
-    sat_cta_work w; // key_tiles -1: no more work tiles
+    sat_attention_item item; // key_tiles -1: no more work tiles
     int head, batch;
 };
 
@@ -36,14 +40,16 @@ struct kernel_args {
     unsigned *counter;                     // of work tiles; see sat_tile_counter_init
     unsigned work_tiles;                   // items * all_heads
     int items, all_heads, heads_in_flight; // items of a head; heads of all batch items; heads computed together
-    const sat_cta_work *item;              // NULL: computed, neighbouring rows and ranges of keys
+    const sat_attention_item *item;        // NULL: computed, neighbouring rows and ranges of keys
     const sat_key_tile *listed_tiles;      // of all lists
     bool mask_per_head;                    // each head has its own items
     bool two_boxes_per_tile;               // lists: the halves of a tile need not be neighbours, each has a TMA box
     int heads, heads_per_kv, m, n, dim;
     sat_band band;
-    float scale_log2;    // scale*log2(e)
-    float rescale_above; // O and the sum are rescaled only where a row's maximum grows by more, in units of log2
+    float scale_log2; // scale*log2(e)
+    // O and the sum are rescaled only where a row's maximum grows by more. Of scores before scaling: 8/scale_log2,
+    // which is finite for the scales that supports() takes.
+    float rescale_above;
     void *o;
     int64_t o_batch_stride, o_head_stride, o_row_stride;
     float *lse;                            // NULL: not wanted
@@ -89,20 +95,20 @@ template <int D_, int BN_, int WARPGROUPS_, int STAGES_, int Q_STAGES_> struct t
 
 // By one thread. A stage is full once its copies have arrived, and empty once the first lane of each consumer warp has
 // arrived; for warpgroups that do not visit a tile the producer arrives.
-template <typename S> __device__ __forceinline__ void init_barriers(shared_barriers *s) {
-    s->k_claimed = 0, s->v_claimed = 0;
+template <typename S> __device__ __forceinline__ void init_barriers(shared_barriers *barriers) {
+    barriers->k_claimed = 0, barriers->v_claimed = 0;
     for (int i = 0; i < S::STAGES; i++) {
-        mbarrier_init(smem_address(&s->k_full[i]), 1), mbarrier_init(smem_address(&s->v_full[i]), 1);
-        mbarrier_init(smem_address(&s->k_empty[i]), S::WARPGROUPS * 4);
-        mbarrier_init(smem_address(&s->v_empty[i]), S::WARPGROUPS * 4);
+        mbarrier_init(smem_address(&barriers->k_full[i]), 1), mbarrier_init(smem_address(&barriers->v_full[i]), 1);
+        mbarrier_init(smem_address(&barriers->k_empty[i]), S::WARPGROUPS * 4);
+        mbarrier_init(smem_address(&barriers->v_empty[i]), S::WARPGROUPS * 4);
     }
     for (int i = 0; i < S::Q_STAGES; i++) {
-        mbarrier_init(smem_address(&s->q_full[i]), 1);
-        mbarrier_init(smem_address(&s->q_empty[i]), S::WARPGROUPS * 4);
+        mbarrier_init(smem_address(&barriers->q_full[i]), 1);
+        mbarrier_init(smem_address(&barriers->q_empty[i]), S::WARPGROUPS * 4);
     }
     for (int i = 0; i < QUEUE_TILES; i++) {
-        mbarrier_init(smem_address(&s->work_full[i]), 1);
-        mbarrier_init(smem_address(&s->work_empty[i]), S::WARPGROUPS * 4);
+        mbarrier_init(smem_address(&barriers->work_full[i]), 1);
+        mbarrier_init(smem_address(&barriers->work_empty[i]), S::WARPGROUPS * 4);
     }
     fence_mbarrier_init();
 }
@@ -134,25 +140,25 @@ template <typename S> __device__ __forceinline__ work_tile schedule_tile(const k
     work_tile t;
     int in_flight = x.heads_in_flight * x.items, round = (int)number / in_flight, rest = (int)number % in_flight;
     int first = round * x.heads_in_flight, heads = min(x.heads_in_flight, x.all_heads - first);
-    int item = rest / heads, head = first + rest % heads;
+    int i = rest / heads, head = first + rest % heads; // item i of its head
     t.batch = head / x.heads, t.head = head % x.heads;
     if (x.item) {
-        t.w = x.item[(x.mask_per_head ? t.head * x.items : 0) + item];
+        t.item = x.item[(x.mask_per_head ? t.head * x.items : 0) + i];
     } else {
         if (x.band.ahead < SAT_ATTENTION_UNLIMITED)
-            item = x.items - 1 - item; // causal, or a window: the last rows keep the most keys
+            i = x.items - 1 - i; // causal, or a window: the last rows keep the most keys
 #pragma unroll
-        for (int g = 0; g < SAT_MAX_WARPGROUPS; g++) t.w.row[g] = (item * S::WARPGROUPS + g) * SAT_WARPGROUP_ROWS;
-        t.w.row_end = x.m, t.w.diagonal = x.n - x.m, t.w.key_begin = 0, t.w.key_end = x.n;
-        t.w.list = -1, t.w.pingpong = 1;
+        for (int g = 0; g < SAT_MAX_WARPGROUPS; g++) t.item.row[g] = (i * S::WARPGROUPS + g) * SAT_WARPGROUP_ROWS;
+        t.item.row_end = x.m, t.item.diagonal = x.n - x.m, t.item.key_begin = 0, t.item.key_end = x.n;
+        t.item.list = -1, t.item.pingpong = 1;
     }
-    if (t.w.list < 0) sat_clip_keys(&t.w, S::WARPGROUPS * SAT_WARPGROUP_ROWS, S::BN, x.band);
+    if (t.item.list < 0) sat_clip_keys(&t.item, S::WARPGROUPS * SAT_WARPGROUP_ROWS, S::BN, x.band);
     return t;
 }
 
 // Key tile i of a range, and of a list.
-template <typename S> __device__ __forceinline__ sat_key_tile range_tile(const sat_cta_work &w, int i) {
-    int key = sat_range_tile(&w, i, S::BN);
+template <typename S> __device__ __forceinline__ sat_key_tile range_tile(const sat_attention_item &item, int i) {
+    int key = sat_range_tile(&item, i, S::BN);
     return {key, key + S::BN / 2};
 }
 __device__ __forceinline__ sat_key_tile listed_tile(const kernel_args &x, int list, int key_tiles, int i) {
@@ -183,49 +189,49 @@ template <typename S> __device__ __forceinline__ void arrive_for_absent(uint32_t
 
 // One thread: publishes work tiles and loads their Q, K and V. V of a tile follows K of the next.
 template <typename S>
-__device__ __forceinline__ void producer(const kernel_args &x, const tensor_maps &m, shared_barriers *s,
+__device__ __forceinline__ void producer(const kernel_args &x, const tensor_maps &maps, shared_barriers *barriers,
                                          uint32_t smem) {
     unsigned number = blockIdx.x;
     uint32_t work_index = 0, base = 0; // work tiles before this one, and their key tiles
     for (;; work_index++) {
-        work_tile *to = &s->work[work_index % QUEUE_TILES];
-        mbarrier_wait(smem_address(&s->work_empty[work_index % QUEUE_TILES]), work_index / QUEUE_TILES & 1 ^ 1);
+        work_tile *to = &barriers->work[work_index % QUEUE_TILES];
+        mbarrier_wait(smem_address(&barriers->work_empty[work_index % QUEUE_TILES]), work_index / QUEUE_TILES & 1 ^ 1);
         if (number < x.work_tiles) *to = schedule_tile<S>(x, number);
-        else to->w.key_tiles = -1;
-        mbarrier_arrive(smem_address(&s->work_full[work_index % QUEUE_TILES]));
+        else to->item.key_tiles = -1;
+        mbarrier_arrive(smem_address(&barriers->work_full[work_index % QUEUE_TILES]));
         if (number >= x.work_tiles) return;
         number = x.work_tiles;
         if (gridDim.x < x.work_tiles) number = gridDim.x + atomicAdd(x.counter, 1u);
         const volatile work_tile *t = to; // read again where it is needed: registers are few here
-        int key_tiles = t->w.key_tiles, list = t->w.list, kv_head = t->head / x.heads_per_kv, batch = t->batch;
+        int key_tiles = t->item.key_tiles, list = t->item.list, kv_head = t->head / x.heads_per_kv, batch = t->batch;
         sat_key_tile tile, before, next;
         if (list >= 0) next = listed_tile(x, list, key_tiles, 0);
         for (int i = 0; i <= key_tiles; i++) {
-            tile = list < 0 ? range_tile<S>(to->w, i) : next;
+            tile = list < 0 ? range_tile<S>(to->item, i) : next;
             if (list >= 0) next = listed_tile(x, list, key_tiles, i + 1);
             if (i < key_tiles) {
                 uint32_t key_tile = base + i, stage = key_tile % S::STAGES;
-                mbarrier_wait(smem_address(&s->k_empty[stage]), key_tile / S::STAGES & 1 ^ 1);
-                store_claimed(&s->k_claimed, key_tile + 1);
-                arrive_for_absent<S>(smem_address(&s->k_empty[stage]), list, tile);
-                load_tile<S>(x, &m.k, smem + S::K_OFFSET + stage * S::TILE_BYTES, smem_address(&s->k_full[stage]), tile,
-                             kv_head, batch);
+                mbarrier_wait(smem_address(&barriers->k_empty[stage]), key_tile / S::STAGES & 1 ^ 1);
+                store_claimed(&barriers->k_claimed, key_tile + 1);
+                arrive_for_absent<S>(smem_address(&barriers->k_empty[stage]), list, tile);
+                load_tile<S>(x, &maps.k, smem + S::K_OFFSET + stage * S::TILE_BYTES,
+                             smem_address(&barriers->k_full[stage]), tile, kv_head, batch);
             }
             if (i == 0) {
-                uint32_t stage = work_index % S::Q_STAGES, full = smem_address(&s->q_full[stage]);
-                mbarrier_wait(smem_address(&s->q_empty[stage]), work_index / S::Q_STAGES & 1 ^ 1);
+                uint32_t stage = work_index % S::Q_STAGES, full = smem_address(&barriers->q_full[stage]);
+                mbarrier_wait(smem_address(&barriers->q_empty[stage]), work_index / S::Q_STAGES & 1 ^ 1);
                 mbarrier_arrive_expect_tx(full, S::Q_BYTES);
                 for (int g = 0; g < S::WARPGROUPS; g++)
                     for (int chunk = 0; chunk < S::CHUNKS; chunk++)
-                        tma_load(smem + stage * S::Q_BYTES + (g * S::CHUNKS + chunk) * ATTENTION_CHUNK_BYTES, &m.q,
-                                 full, chunk * 64, t->w.row[g], t->head, batch);
+                        tma_load(smem + stage * S::Q_BYTES + (g * S::CHUNKS + chunk) * ATTENTION_CHUNK_BYTES, &maps.q,
+                                 full, chunk * 64, t->item.row[g], t->head, batch);
             } else {
                 uint32_t key_tile = base + i - 1, stage = key_tile % S::STAGES;
-                mbarrier_wait(smem_address(&s->v_empty[stage]), key_tile / S::STAGES & 1 ^ 1);
-                store_claimed(&s->v_claimed, key_tile + 1);
-                arrive_for_absent<S>(smem_address(&s->v_empty[stage]), list, before);
-                load_tile<S>(x, &m.v, smem + S::V_OFFSET + stage * S::TILE_BYTES, smem_address(&s->v_full[stage]),
-                             before, kv_head, batch);
+                mbarrier_wait(smem_address(&barriers->v_empty[stage]), key_tile / S::STAGES & 1 ^ 1);
+                store_claimed(&barriers->v_claimed, key_tile + 1);
+                arrive_for_absent<S>(smem_address(&barriers->v_empty[stage]), list, before);
+                load_tile<S>(x, &maps.v, smem + S::V_OFFSET + stage * S::TILE_BYTES,
+                             smem_address(&barriers->v_full[stage]), before, kv_head, batch);
             }
             before = tile;
         }
@@ -243,16 +249,16 @@ template <typename S> struct key_tile_iterator {
 
     __device__ __forceinline__ void begin() { i = -1, loaded = -32, visits = 0; }
     // Moves to the next tile; false: there is none.
-    __device__ __forceinline__ bool next(const kernel_args &x, const sat_cta_work &w, int warpgroup) {
-        if (w.list < 0) {
-            if (++i >= w.key_tiles) return false;
-            tile = range_tile<S>(w, i);
+    __device__ __forceinline__ bool next(const kernel_args &x, const sat_attention_item &item, int warpgroup) {
+        if (item.list < 0) {
+            if (++i >= item.key_tiles) return false;
+            tile = range_tile<S>(item, i);
             return true;
         }
         while (visits == 0) {
             loaded += 32;
-            if (loaded >= w.key_tiles) return false;
-            mine = listed_tile(x, w.list, w.key_tiles, loaded + threadIdx.x % 32);
+            if (loaded >= item.key_tiles) return false;
+            mine = listed_tile(x, item.list, item.key_tiles, loaded + threadIdx.x % 32);
             visits = __ballot_sync(~0u, mine.first >> warpgroup & 1); // a bit of sat_warpgroup_mask
         }
         int lane = __ffs(visits) - 1;
@@ -269,24 +275,24 @@ struct kept_keys {
 
 // Scores that are not kept become -inf.
 template <typename S>
-__device__ __forceinline__ void mask_scores(float (&s)[S::BN / 2], const kept_keys &r, sat_key_tile tile) {
+__device__ __forceinline__ void mask_scores(float (&scores)[S::BN / 2], const kept_keys &r, sat_key_tile tile) {
     int a = sat_first_key(tile) + (int)(threadIdx.x % 4) * 2, b = a - sat_first_key(tile) + tile.second;
 #pragma unroll
     for (int e = 0; e < S::BN / 2; e++) {
         int column = e / 4 * 8 + e % 2, key = column < S::BN / 2 ? a + column : b + column - S::BN / 2;
-        if (key < r.begin[e / 2 % 2] || key >= r.end[e / 2 % 2]) s[e] = -INFINITY;
+        if (key < r.begin[e / 2 % 2] || key >= r.end[e / 2 % 2]) scores[e] = -INFINITY;
     }
 }
 
 // Scores of keys that are in no stored block become -inf. `row`: the warpgroup's first.
 template <typename S>
-__device__ __forceinline__ void mask_absent_blocks(float (&s)[S::BN / 2], const kernel_args &x, const work_tile &t,
+__device__ __forceinline__ void mask_absent_blocks(float (&scores)[S::BN / 2], const kernel_args &x, const work_tile &t,
                                                    int row, sat_key_tile tile) {
     constexpr int HALF = S::BN / 2;
     uint64_t bits[2][2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        int i = min(row + (int)threadIdx.x / 32 % 4 * 16 + (int)threadIdx.x % 32 / 4 + r * 8, t.w.row_end - 1);
+        int i = min(row + (int)threadIdx.x / 32 % 4 * 16 + (int)threadIdx.x % 32 / 4 + r * 8, t.item.row_end - 1);
         const uint64_t *words = x.words + (int64_t)(t.head * x.head_rows + i / x.block_rows) * x.half_tiles;
 #pragma unroll
         for (int h = 0; h < 2; h++) { // beyond the last half tile the limits of the row have masked already
@@ -297,40 +303,40 @@ __device__ __forceinline__ void mask_absent_blocks(float (&s)[S::BN / 2], const 
 #pragma unroll
     for (int e = 0; e < S::BN / 2; e++) {
         int column = e / 4 * 8 + e % 2;
-        if (!(bits[column / HALF][e / 2 % 2] >> column % HALF & 1)) s[e] = -INFINITY;
+        if (!(bits[column / HALF][e / 2 % 2] >> column % HALF & 1)) scores[e] = -INFINITY;
     }
 }
 
-// One step of the online softmax: scores become weights exp2(c*(score - m)), and `sum` grows by this lane's part. m is
-// the row maximum, or an earlier one as long as the difference stays small. True: O must be multiplied by
+// One step of the online softmax: scores become weights exp2(c*(score - row_max)), and `sum` grows by this lane's part.
+// row_max is the maximum so far, or an earlier one as long as the difference stays small. True: O must be multiplied by
 // rescale_factor.
 template <typename S>
-__device__ __forceinline__ bool softmax(float (&s)[S::BN / 2], float (&m)[2], float (&sum)[2],
+__device__ __forceinline__ bool softmax(float (&scores)[S::BN / 2], float (&row_max)[2], float (&sum)[2],
                                         float (&rescale_factor)[2], float c, float rescale_above) {
-    float top[4] = {s[0], s[1], s[2], s[3]}, part[4] = {0, 0, 0, 0}, minus[2];
+    float top[4] = {scores[0], scores[1], scores[2], scores[3]}, part[4] = {0, 0, 0, 0}, minus[2];
 #pragma unroll
-    for (int e = 4; e < S::BN / 2; e++) top[e % 4] = fmaxf(top[e % 4], s[e]);
+    for (int e = 4; e < S::BN / 2; e++) top[e % 4] = fmaxf(top[e % 4], scores[e]);
     top[0] = fmaxf(top[0], top[1]), top[1] = fmaxf(top[2], top[3]);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 1));
         top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 2));
     }
-    bool rescale = __any_sync(~0u, top[0] > m[0] + rescale_above || top[1] > m[1] + rescale_above);
+    bool rescale = __any_sync(~0u, top[0] > row_max[0] + rescale_above || top[1] > row_max[1] + rescale_above);
     if (rescale) {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            float grown = fmaxf(m[r], top[r]);
-            rescale_factor[r] = attention_rescale(m[r], grown, c);
-            sum[r] *= rescale_factor[r], m[r] = grown;
+            float grown = fmaxf(row_max[r], top[r]);
+            rescale_factor[r] = attention_rescale(row_max[r], grown, c);
+            sum[r] *= rescale_factor[r], row_max[r] = grown;
         }
     }
 #pragma unroll
-    for (int r = 0; r < 2; r++) minus[r] = m[r] == -INFINITY ? 0 : -__fmul_rn(m[r], c);
+    for (int r = 0; r < 2; r++) minus[r] = row_max[r] == -INFINITY ? 0 : -__fmul_rn(row_max[r], c);
 #pragma unroll
     for (int e = 0; e < S::BN / 2; e++) {
-        s[e] = attention_exp2(fmaf(s[e], c, minus[e / 2 % 2]));
-        part[e % 4] += s[e];
+        scores[e] = attention_exp2(fmaf(scores[e], c, minus[e / 2 % 2]));
+        part[e % 4] += scores[e];
     }
     sum[0] += part[0] + part[1], sum[1] += part[2] + part[3];
     return rescale;
@@ -338,104 +344,106 @@ __device__ __forceinline__ bool softmax(float (&s)[S::BN / 2], float (&m)[2], fl
 
 template <typename T, typename S>
 __device__ __forceinline__ void epilogue(const kernel_args &x, const work_tile &t, float (&o)[S::D / 2],
-                                         const float (&m)[2], float (&sum)[2], uint32_t q, int warpgroup, int row);
+                                         const float (&row_max)[2], float (&sum)[2], uint32_t q, int warpgroup,
+                                         int row);
 
 template <typename T, typename S>
-__device__ __forceinline__ void consumer(const kernel_args &x, shared_barriers *s, uint32_t smem) {
+__device__ __forceinline__ void consumer(const kernel_args &x, shared_barriers *barriers, uint32_t smem) {
     int warpgroup = __shfl_sync(~0u, (int)threadIdx.x / 128, 0), lane = threadIdx.x % 32, entry = 0, q_stage = 0;
     uint32_t entry_parity = 0, q_parity = 0, base = 0; // base: key tiles of the work tiles before
     uint32_t k_seen = 0, v_seen = 0;                   // k_claimed and v_claimed, as last seen
-    constexpr bool LISTS = 64 % (S::BN / 2) == 0;      // sat_work_fits
+    constexpr bool LISTS = 64 % (S::BN / 2) == 0;      // only then sat_items_fit takes lists
     // The first arrive gives warpgroup 0 the first turn.
     if (S::WARPGROUPS > 1 && warpgroup == S::WARPGROUPS - 1) named_barrier_arrive(PINGPONG_BARRIER, 256);
     for (;;) {
-        mbarrier_wait(smem_address(&s->work_full[entry]), entry_parity);
-        work_tile t = read_shared_broadcast(&s->work[entry]);
-        if (lane == 0) mbarrier_arrive(smem_address(&s->work_empty[entry]));
+        mbarrier_wait(smem_address(&barriers->work_full[entry]), entry_parity);
+        work_tile t = read_shared_broadcast(&barriers->work[entry]);
+        if (lane == 0) mbarrier_arrive(smem_address(&barriers->work_empty[entry]));
         if (++entry == QUEUE_TILES) entry = 0, entry_parity ^= 1;
-        if (t.w.key_tiles < 0) break;
-        const sat_cta_work &w = t.w;
-        int row = warpgroup == 0   ? w.row[0]
-                  : warpgroup == 1 ? w.row[1]
-                                   : w.row[2],
+        if (t.item.key_tiles < 0) break;
+        const sat_attention_item &item = t.item;
+        int row = warpgroup == 0   ? item.row[0]
+                  : warpgroup == 1 ? item.row[1]
+                                   : item.row[2],
             mine = row + (int)threadIdx.x / 32 % 4 * 16 + lane / 4;
         kept_keys keep;
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            keep.begin[r] = sat_row_begin(&w, mine + r * 8, x.band);
-            keep.end[r] = sat_row_end(&w, mine + r * 8, x.band);
+            keep.begin[r] = sat_row_begin(&item, mine + r * 8, x.band);
+            keep.end[r] = sat_row_end(&item, mine + r * 8, x.band);
         }
         // A half tile whose first key is in [low, high] needs no mask: every row of the warpgroup keeps all its keys.
-        int low = sat_row_begin(&w, row + SAT_WARPGROUP_ROWS - 1, x.band);
-        int high = sat_row_end(&w, row, x.band) - S::BN / 2;
+        int low = sat_row_begin(&item, row + SAT_WARPGROUP_ROWS - 1, x.band);
+        int high = sat_row_end(&item, row, x.band) - S::BN / 2;
         uint32_t q = smem + q_stage * S::Q_BYTES + warpgroup * S::CHUNKS * ATTENTION_CHUNK_BYTES;
-        float o[S::D / 2], m[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0}, rescale_factor[2];
+        float o[S::D / 2], row_max[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0}, rescale_factor[2];
 #pragma unroll
         for (int e = 0; e < S::D / 2; e++) o[e] = 0;
-        mbarrier_wait(smem_address(&s->q_full[q_stage]), q_parity);
+        mbarrier_wait(smem_address(&barriers->q_full[q_stage]), q_parity);
         key_tile_iterator<S> it;
         it.begin();
         auto needs_mask = [&](sat_key_tile tile) {
             int first = sat_first_key(tile);
             return first > high || tile.second > high || first < low || tile.second < low;
         };
-        bool pingpong = S::WARPGROUPS > 1 && w.pingpong;
-        if (it.next(x, w, warpgroup)) {
-            float sc[S::BN / 2];
+        bool pingpong = S::WARPGROUPS > 1 && item.pingpong;
+        if (it.next(x, item, warpgroup)) {
+            float scores[S::BN / 2];
             uint32_t p[S::BN / 4];
-            uint32_t key_tile = base + it.i; // number of the key tile whose weights are in sc and p
+            uint32_t key_tile = base + it.i; // number of the key tile whose weights are in scores and p
             uint32_t pv_key_tile = 0;        // and of the one whose O += P*V is in flight, where pv_pending
             uint32_t stage = key_tile % S::STAGES;
-            wait_full<S>(s->k_full, &s->k_claimed, k_seen, key_tile, w.list >= 0);
-            attention_wgmma_abt<T, S>(sc, q, smem + S::K_OFFSET + stage * S::TILE_BYTES);
+            wait_full<S>(barriers->k_full, &barriers->k_claimed, k_seen, key_tile, item.list >= 0);
+            attention_wgmma_abt<T, S>(scores, q, smem + S::K_OFFSET + stage * S::TILE_BYTES);
             wgmma_wait_group<0>();
-            wgmma_fence_accumulators(sc);
-            if (lane == 0) mbarrier_arrive(smem_address(&s->k_empty[stage]));
-            if (needs_mask(it.tile)) mask_scores<S>(sc, keep, it.tile);
+            wgmma_fence_accumulators(scores);
+            if (lane == 0) mbarrier_arrive(smem_address(&barriers->k_empty[stage]));
+            if (needs_mask(it.tile)) mask_scores<S>(scores, keep, it.tile);
             if constexpr (LISTS)
-                if (x.words) mask_absent_blocks<S>(sc, x, t, row, it.tile);
+                if (x.words) mask_absent_blocks<S>(scores, x, t, row, it.tile);
             bool rescale = false, pv_pending = false; // O is still zero, so the first rescale is ignored
-            softmax<S>(sc, m, sum, rescale_factor, x.scale_log2, x.rescale_above);
+            softmax<S>(scores, row_max, sum, rescale_factor, x.scale_log2, x.rescale_above);
             for (;;) {
                 // it.next() comes first on purpose: ptxas does not move the previous iteration's softmax across its
                 // branches, so the softmax stays before wgmma_wait_group, where it overlaps O += P*V.
-                bool more = it.next(x, w, warpgroup);
+                bool more = it.next(x, item, warpgroup);
                 uint32_t next_key_tile = base + it.i, ks = next_key_tile % S::STAGES, vs = key_tile % S::STAGES;
                 wgmma_wait_group<0>();
                 wgmma_fence_accumulators(o);
-                if (pv_pending && lane == 0) mbarrier_arrive(smem_address(&s->v_empty[pv_key_tile % S::STAGES]));
+                if (pv_pending && lane == 0) mbarrier_arrive(smem_address(&barriers->v_empty[pv_key_tile % S::STAGES]));
                 if (rescale) {
 #pragma unroll
                     for (int e = 0; e < S::D / 2; e++) o[e] *= rescale_factor[e / 2 % 2];
                 }
-                attention_pack_operand<T, S>(p, sc);
+                attention_pack_operand<T, S>(p, scores);
                 if (!more) break;
-                wait_full<S>(s->k_full, &s->k_claimed, k_seen, next_key_tile, w.list >= 0);
+                wait_full<S>(barriers->k_full, &barriers->k_claimed, k_seen, next_key_tile, item.list >= 0);
                 if (pingpong) named_barrier_sync(PINGPONG_BARRIER + warpgroup, 256);
-                attention_wgmma_abt<T, S>(sc, q, smem + S::K_OFFSET + ks * S::TILE_BYTES);
-                wait_full<S>(s->v_full, &s->v_claimed, v_seen, key_tile, w.list >= 0);
+                attention_wgmma_abt<T, S>(scores, q, smem + S::K_OFFSET + ks * S::TILE_BYTES);
+                wait_full<S>(barriers->v_full, &barriers->v_claimed, v_seen, key_tile, item.list >= 0);
                 attention_wgmma_pb<T, S>(o, p, smem + S::V_OFFSET + vs * S::TILE_BYTES);
                 if (pingpong) named_barrier_arrive(PINGPONG_BARRIER + (warpgroup + 1) % S::WARPGROUPS, 256);
                 wgmma_wait_group<1>();
-                wgmma_fence_accumulators(sc);
-                if (lane == 0) mbarrier_arrive(smem_address(&s->k_empty[ks]));
-                if (needs_mask(it.tile)) mask_scores<S>(sc, keep, it.tile);
+                wgmma_fence_accumulators(scores);
+                if (lane == 0) mbarrier_arrive(smem_address(&barriers->k_empty[ks]));
+                if (needs_mask(it.tile)) mask_scores<S>(scores, keep, it.tile);
                 if constexpr (LISTS)
-                    if (x.words) mask_absent_blocks<S>(sc, x, t, row, it.tile);
-                rescale = softmax<S>(sc, m, sum, rescale_factor, x.scale_log2, x.rescale_above), pv_pending = true;
-                wgmma_fence_accumulators(sc);
+                    if (x.words) mask_absent_blocks<S>(scores, x, t, row, it.tile);
+                rescale = softmax<S>(scores, row_max, sum, rescale_factor, x.scale_log2, x.rescale_above);
+                pv_pending = true;
+                wgmma_fence_accumulators(scores);
                 pv_key_tile = key_tile, key_tile = next_key_tile;
             }
             uint32_t vs = key_tile % S::STAGES;
-            wait_full<S>(s->v_full, &s->v_claimed, v_seen, key_tile, w.list >= 0);
+            wait_full<S>(barriers->v_full, &barriers->v_claimed, v_seen, key_tile, item.list >= 0);
             attention_wgmma_pb<T, S>(o, p, smem + S::V_OFFSET + vs * S::TILE_BYTES);
             wgmma_wait_group<0>();
             wgmma_fence_accumulators(o);
-            if (lane == 0) mbarrier_arrive(smem_address(&s->v_empty[vs]));
+            if (lane == 0) mbarrier_arrive(smem_address(&barriers->v_empty[vs]));
         }
-        base += w.key_tiles;
-        epilogue<T, S>(x, t, o, m, sum, q, warpgroup, row);
-        if (lane == 0) mbarrier_arrive(smem_address(&s->q_empty[q_stage]));
+        base += item.key_tiles;
+        epilogue<T, S>(x, t, o, row_max, sum, q, warpgroup, row);
+        if (lane == 0) mbarrier_arrive(smem_address(&barriers->q_empty[q_stage]));
         if (++q_stage == S::Q_STAGES) q_stage = 0, q_parity ^= 1;
     }
 }
@@ -446,7 +454,8 @@ __device__ __forceinline__ void consumer(const kernel_args &x, shared_barriers *
 // stores them 16 bytes a lane.
 template <typename T, typename S>
 __device__ __forceinline__ void epilogue(const kernel_args &x, const work_tile &t, float (&o)[S::D / 2],
-                                         const float (&m)[2], float (&sum)[2], uint32_t q, int warpgroup, int row) {
+                                         const float (&row_max)[2], float (&sum)[2], uint32_t q, int warpgroup,
+                                         int row) {
     typedef typename T::element E;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     row += warp * 16;
@@ -455,9 +464,9 @@ __device__ __forceinline__ void epilogue(const kernel_args &x, const work_tile &
         sum[r] += __shfl_xor_sync(~0u, sum[r], 1);
         sum[r] += __shfl_xor_sync(~0u, sum[r], 2);
         int i = row + lane / 4 + r * 8;
-        if (x.lse && lane % 4 == 0 && i < t.w.row_end)
+        if (x.lse && lane % 4 == 0 && i < t.item.row_end)
             x.lse[((int64_t)t.batch * x.heads + t.head) * x.m + i] =
-                sum[r] > 0 ? (__fmul_rn(m[r], x.scale_log2) + log2f(sum[r])) * 0.69314718056f : -INFINITY;
+                sum[r] > 0 ? (__fmul_rn(row_max[r], x.scale_log2) + log2f(sum[r])) * 0.69314718056f : -INFINITY;
         sum[r] = sum[r] > 0 ? 1 / sum[r] : sum[r] == 0 ? 0 : sum[r]; // NaN stays
     }
 #pragma unroll
@@ -478,7 +487,7 @@ __device__ __forceinline__ void epilogue(const kernel_args &x, const work_tile &
     for (int j = 0; j < S::CHUNKS * 4; j++) {
         int i = j % 4 * 4 + lane / 8, column = j / 4 * 64;
         uint4 v = ld_shared_v4(staging + j / 4 * ATTENTION_CHUNK_BYTES + swizzled_offset(i, lane % 8));
-        if (row + i < t.w.row_end && column + lane % 8 * 8 < x.dim)
+        if (row + i < t.item.row_end && column + lane % 8 * 8 < x.dim)
             __stcg((uint4 *)(to + (row + i) * x.o_row_stride + column), v);
     }
     fence_proxy_async(); // before TMA writes the next Q there
@@ -489,21 +498,22 @@ __device__ __forceinline__ void epilogue(const kernel_args &x, const work_tile &
 
 template <typename T, typename S>
 static __global__ void __launch_bounds__(S::THREADS, 1)
-    attention_forward(const __grid_constant__ kernel_args x, const __grid_constant__ tensor_maps m) {
+    attention_forward(const __grid_constant__ kernel_args x, const __grid_constant__ tensor_maps maps) {
     extern __shared__ __align__(1024) char memory[];
-    shared_barriers *s = (shared_barriers *)(memory + S::BARRIER_OFFSET);
+    shared_barriers *barriers = (shared_barriers *)(memory + S::BARRIER_OFFSET);
     griddepcontrol_launch_dependents();
-    if (threadIdx.x == 0) init_barriers<S>(s);
-    if (threadIdx.x == S::CONSUMERS) prefetch_tensormap(&m.q), prefetch_tensormap(&m.k), prefetch_tensormap(&m.v);
+    if (threadIdx.x == 0) init_barriers<S>(barriers);
+    if (threadIdx.x == S::CONSUMERS)
+        prefetch_tensormap(&maps.q), prefetch_tensormap(&maps.k), prefetch_tensormap(&maps.v);
     __syncthreads();
     griddepcontrol_wait();
     if (threadIdx.x >= S::CONSUMERS) {
         if constexpr (S::WARPGROUPS > 1) setmaxnreg_dec<S::PRODUCER_REGISTERS>();
-        if (threadIdx.x == S::CONSUMERS) producer<S>(x, m, s, smem_address(memory));
+        if (threadIdx.x == S::CONSUMERS) producer<S>(x, maps, barriers, smem_address(memory));
         __syncwarp();
     } else {
         if constexpr (S::WARPGROUPS > 1) setmaxnreg_inc<S::CONSUMER_REGISTERS>();
-        consumer<T, S>(x, s, smem_address(memory));
+        consumer<T, S>(x, barriers, smem_address(memory));
     }
     sat_tile_counter_end(x.counter, x.work_tiles);
 }
@@ -514,15 +524,15 @@ struct instance {
     int max_dim, above_dim; // head sizes up to the one, and above the other
     int tile_keys, warpgroups;
     double speed; // of a full device, as a part of the rate of its tensor cores
-    sat_status (*start)(const sat_launch *l, const kernel_args &x, const tensor_maps &m);
+    sat_status (*start)(const sat_launch *l, const kernel_args &x, const tensor_maps &maps);
 };
 
 static int64_t tile_rows(const instance *inst) { return (int64_t)inst->warpgroups * SAT_WARPGROUP_ROWS; }
 
 template <typename T, typename S>
-static sat_status start(const sat_launch *l, const kernel_args &x, const tensor_maps &m) {
+static sat_status start(const sat_launch *l, const kernel_args &x, const tensor_maps &maps) {
     unsigned grid = (unsigned)sat_min(x.work_tiles, l->device->multiprocessors);
-    return sat_start<attention_forward<T, S>>(l, grid, S::THREADS, S::BYTES, x, m);
+    return sat_start<attention_forward<T, S>>(l, grid, S::THREADS, S::BYTES, x, maps);
 }
 
 template <typename T, typename S> static constexpr instance instance_of(double speed) {
@@ -563,7 +573,7 @@ static bool supports(const sat_variant *v, const sat_problem *p, const sat_patte
     if (!attention_map_fits(p, t->q, t->heads, p->m) || !attention_map_fits(p, t->o, t->heads, p->m) ||
         !attention_map_fits(p, t->k, t->kv_heads, p->n) || !attention_map_fits(p, t->v, t->kv_heads, p->n))
         return false;
-    return sat_work_fits(p, a, inst->warpgroups, inst->tile_keys / 2);
+    return sat_items_fit(p, a, inst->warpgroups, inst->tile_keys / 2);
 }
 
 // The time of a work tile's key tiles on one multiprocessor, times the work tiles that each has.
@@ -590,7 +600,7 @@ static double estimate(const sat_variant *v, const sat_problem *p, const sat_pat
 // ---- workspace, prepare: the counter, then the work items and the lists ----
 
 struct state {
-    sat_device_work work;
+    sat_device_items work;
     unsigned *counter;
     tensor_maps maps;
     const void *mapped[3]; // the operands that the maps were encoded for
@@ -599,7 +609,7 @@ struct state {
 static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a, const sat_device *d) {
     (void)d;
     const instance *inst = instance_for(v, p);
-    return SAT_COUNTER_BYTES + sat_work_bytes(p, a, inst->warpgroups, inst->tile_keys / 2);
+    return SAT_COUNTER_BYTES + sat_items_bytes(p, a, inst->warpgroups, inst->tile_keys / 2);
 }
 
 static sat_status make_state(const sat_prepare *q, void *out) {
@@ -607,8 +617,8 @@ static sat_status make_state(const sat_prepare *q, void *out) {
     const instance *inst = instance_for(q->variant, q->problem);
     sat_status status = sat_tile_counter_init(q, SAT_COUNTER_BYTES, &st->counter); // at the workspace's start
     if (status != SAT_OK) return status;
-    return sat_work_upload(q, inst->warpgroups, inst->tile_keys / 2, (char *)q->workspace + SAT_COUNTER_BYTES,
-                           &st->work);
+    return sat_items_upload(q, inst->warpgroups, inst->tile_keys / 2, (char *)q->workspace + SAT_COUNTER_BYTES,
+                            &st->work);
 }
 
 static sat_status prepare(const sat_prepare *q, void **out) {

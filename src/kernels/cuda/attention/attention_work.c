@@ -47,7 +47,7 @@ double sat_max_listed(const sat_mask *k, int64_t stored_blocks, int64_t half_key
     return (double)stored_blocks * (double)down * (double)across;
 }
 
-void sat_work_free(sat_work *w) {
+void sat_items_free(sat_attention_items *w) {
     free(w->item), free(w->tile);
     w->item = NULL, w->tile = NULL;
 }
@@ -59,23 +59,23 @@ typedef struct sat_row_list {
     int32_t count;
 } sat_row_list;
 
-typedef struct sat_work_builder {
+typedef struct sat_items_builder {
     const sat_attention_schedule *s; /* 64 rows by a half tile */
     int warpgroups;
     int64_t half_keys;                           /* keys of a half tile */
     sat_row_list *rows;                          /* of a sequence */
     int32_t *half_tiles[SAT_MAX_WARPGROUPS + 1]; /* of an item: visited by one warpgroup; last: visited by all */
     int64_t count[SAT_MAX_WARPGROUPS + 1];
-    sat_work *to;
-} sat_work_builder;
+    sat_attention_items *to;
+} sat_items_builder;
 
-static int32_t sat_listed_half_tile(const sat_work_builder *b, const sat_row_list *r, int32_t i) {
+static int32_t sat_listed_half_tile(const sat_items_builder *b, const sat_row_list *r, int32_t i) {
     return (int32_t)(b->s->k[sat_step_tile(r->step[i])].first / b->half_keys);
 }
 
 /* Sorts the half tiles of `lists` row lists, one a warpgroup, by who visits them. A half tile that some warpgroups
  * visit, but not all, is listed for each alone. */
-static void sat_sort_half_tiles(sat_work_builder *b, const sat_row_list *const *r, int lists) {
+static void sat_sort_half_tiles(sat_items_builder *b, const sat_row_list *const *r, int lists) {
     int32_t at[SAT_MAX_WARPGROUPS] = {0};
     int all = b->warpgroups;
     for (int g = 0; g <= all; g++) b->count[g] = 0;
@@ -104,7 +104,7 @@ static void sat_sort_half_tiles(sat_work_builder *b, const sat_row_list *const *
 }
 
 /* A key tile of half tiles `at` and the next of list g. */
-static void sat_add_tile(sat_work_builder *b, int g, int64_t at) {
+static void sat_add_tile(sat_items_builder *b, int g, int64_t at) {
     const int32_t *from = b->half_tiles[g];
     int32_t visitors = g == b->warpgroups ? (1 << b->warpgroups) - 1 : 1 << g, half_keys = (int32_t)b->half_keys;
     sat_key_tile t = {from[at] * half_keys | visitors,
@@ -114,7 +114,7 @@ static void sat_add_tile(sat_work_builder *b, int g, int64_t at) {
 
 /* The key tiles of sorted half tiles: the shared ones first, then those of each warpgroup in turn, so that a
  * warpgroup's next tile is never more than `warpgroups` tiles away. */
-static void sat_add_tiles(sat_work_builder *b, sat_cta_work *w) {
+static void sat_add_tiles(sat_items_builder *b, sat_attention_item *w) {
     w->list = (int32_t)b->to->listed, w->pingpong = 1;
     for (int64_t at = 0; at < b->count[b->warpgroups]; at += 2) sat_add_tile(b, b->warpgroups, at);
     for (int64_t at = 0, more = 1; more; at += 2) {
@@ -126,13 +126,13 @@ static void sat_add_tiles(sat_work_builder *b, sat_cta_work *w) {
 }
 
 /* Items of the first `lists` row lists in their order. Returns the cost: products, and tiles that are loaded. */
-static int64_t sat_add_listed_items(sat_work_builder *b, const sat_cta_work *like, int64_t lists) {
+static int64_t sat_add_listed_items(sat_items_builder *b, const sat_attention_item *like, int64_t lists) {
     int64_t cost = 0;
     for (int64_t u = 0; u < lists; u += b->warpgroups) {
         const sat_row_list *some[SAT_MAX_WARPGROUPS];
         int count = (int)sat_min(b->warpgroups, lists - u);
         int64_t longest = 0;
-        sat_cta_work w = *like;
+        sat_attention_item w = *like;
         for (int g = 0; g < SAT_MAX_WARPGROUPS; g++) {
             w.row[g] = g < count ? (int32_t)b->rows[u + g].first : w.row_end;
             if (g < count) some[g] = &b->rows[u + g], longest = sat_max(longest, some[g]->count);
@@ -156,15 +156,16 @@ static int sat_row_list_by_length(const void *a, const void *b) { /* the longest
     return sat_row_list_by_place(a, b);
 }
 
-static int sat_cta_work_by_length(const void *a, const void *b) { /* the longest first */
-    const sat_cta_work *x = (const sat_cta_work *)a, *y = (const sat_cta_work *)b;
+static int sat_item_by_length(const void *a, const void *b) { /* the longest first */
+    const sat_attention_item *x = (const sat_attention_item *)a, *y = (const sat_attention_item *)b;
     if (x->key_tiles != y->key_tiles) return x->key_tiles < y->key_tiles ? 1 : -1;
     return (x->row[0] > y->row[0]) - (x->row[0] < y->row[0]);
 }
 
 /* Query tiles `begin` to before `end` of one mask, which are a sequence: neighbours share a CTA, or rows with lists of
  * like length, whichever costs less. */
-static void sat_add_sequence(sat_work_builder *b, int64_t mask, const sat_cta_work *like, int64_t begin, int64_t end) {
+static void sat_add_sequence(sat_items_builder *b, int64_t mask, const sat_attention_item *like, int64_t begin,
+                             int64_t end) {
     const sat_step_lists *l = &b->s->by_query;
     int64_t lists = 0, items = b->to->items, listed = b->to->listed, cost[2];
     for (int64_t i = begin; i < end; i++) {
@@ -185,59 +186,59 @@ static void sat_add_sequence(sat_work_builder *b, int64_t mask, const sat_cta_wo
 }
 
 /* What all items of a sequence have in common. */
-static sat_cta_work sat_cta_work_of(const sat_mask *k, int64_t sequence) {
+static sat_attention_item sat_item_of_sequence(const sat_mask *k, int64_t sequence) {
     sat_sequence s = sat_sequence_at(k, sequence);
-    sat_cta_work w = {.row_end = (int32_t)s.q.end,
-                      .diagonal = (int32_t)(s.k.end - s.q.end),
-                      .key_begin = (int32_t)s.k.begin,
-                      .key_end = (int32_t)s.k.end,
-                      .list = -1,
-                      .pingpong = 1};
+    sat_attention_item w = {.row_end = (int32_t)s.q.end,
+                            .diagonal = (int32_t)(s.k.end - s.q.end),
+                            .key_begin = (int32_t)s.k.begin,
+                            .key_end = (int32_t)s.k.end,
+                            .list = -1,
+                            .pingpong = 1};
     return w;
 }
 
 /* Every block is stored: items are neighbouring rows and ranges of keys, the same for every mask. */
-static bool sat_work_of_ranges(const sat_mask *k, int warpgroups, int32_t tile_keys, sat_work *to) {
+static bool sat_items_of_ranges(const sat_mask *k, int warpgroups, int32_t tile_keys, sat_attention_items *to) {
     int32_t rows = SAT_WARPGROUP_ROWS * warpgroups;
     sat_tile *tile = NULL;
     bool ok = sat_attention_schedule_tiles(k->q_offsets, k->sequences, k->m, rows, false, &tile, &to->items);
     for (int64_t i = 0; ok && i < to->items; i++) {
-        sat_cta_work w = sat_cta_work_of(k, tile[i].sequence);
+        sat_attention_item w = sat_item_of_sequence(k, tile[i].sequence);
         for (int g = 0; g < SAT_MAX_WARPGROUPS; g++) w.row[g] = (int32_t)tile[i].first + g * SAT_WARPGROUP_ROWS;
-        sat_cta_work clipped = w;
+        sat_attention_item clipped = w;
         sat_clip_keys(&clipped, rows, tile_keys, sat_band_of(k));
         w.key_tiles = clipped.key_tiles; /* to sort by; the kernel clips for itself */
         to->item[i] = w;
     }
     free(tile);
-    if (ok) qsort(to->item, (size_t)to->items, sizeof *to->item, sat_cta_work_by_length);
+    if (ok) qsort(to->item, (size_t)to->items, sizeof *to->item, sat_item_by_length);
     return ok;
 }
 
 /* Blocks are absent: items with lists of tiles. */
-static void sat_work_of_lists(sat_work_builder *b, const sat_mask *k) {
+static void sat_items_of_lists(sat_items_builder *b, const sat_mask *k) {
     const sat_tile *q = b->s->q;
     for (int64_t mask = 0; mask < b->s->masks; mask++) {
         int64_t before = b->to->items;
         for (int64_t begin = 0, end; begin < b->s->q_tiles; begin = end) {
             for (end = begin; end < b->s->q_tiles && q[end].sequence == q[begin].sequence; end++) {}
-            sat_cta_work like = sat_cta_work_of(k, q[begin].sequence);
+            sat_attention_item like = sat_item_of_sequence(k, q[begin].sequence);
             sat_add_sequence(b, mask, &like, begin, end);
         }
-        qsort(b->to->item + before, (size_t)(b->to->items - before), sizeof *b->to->item, sat_cta_work_by_length);
+        qsort(b->to->item + before, (size_t)(b->to->items - before), sizeof *b->to->item, sat_item_by_length);
     }
-    b->to->items /= b->s->masks;
+    b->to->items /= b->s->masks; /* queries are cut alike for each mask, so all have as many */
 }
 
-bool sat_work_make(const sat_mask *k, int64_t masks, int64_t stored_blocks, int warpgroups, int64_t half_keys,
-                   sat_work *to) {
+bool sat_items_make(const sat_mask *k, int64_t masks, int64_t stored_blocks, int warpgroups, int64_t half_keys,
+                    sat_attention_items *to) {
     double listed = k->full ? 0 : sat_max_listed(k, stored_blocks, half_keys);
     to->items = to->listed = 0;
-    to->item = (sat_cta_work *)malloc(((size_t)(sat_max_items(k, warpgroups) * masks) + 1) * sizeof *to->item);
+    to->item = (sat_attention_item *)malloc(((size_t)(sat_max_items(k, warpgroups) * masks) + 1) * sizeof *to->item);
     to->tile = (sat_key_tile *)malloc(((size_t)listed + 1) * sizeof *to->tile);
     if (!to->item || !to->tile) return false;
-    if (k->full) return sat_work_of_ranges(k, warpgroups, (int32_t)(2 * half_keys), to);
-    sat_work_builder b = {.warpgroups = warpgroups, .half_keys = half_keys, .to = to};
+    if (k->full) return sat_items_of_ranges(k, warpgroups, (int32_t)(2 * half_keys), to);
+    sat_items_builder b = {.warpgroups = warpgroups, .half_keys = half_keys, .to = to};
     sat_attention_schedule *s = sat_attention_schedule_of_mask(k, masks, SAT_WARPGROUP_ROWS, half_keys, true, false);
     bool ok = s != NULL;
     b.s = s, b.rows = (sat_row_list *)malloc(((size_t)(k->m / SAT_WARPGROUP_ROWS) + 1) * sizeof *b.rows);
@@ -245,7 +246,7 @@ bool sat_work_make(const sat_mask *k, int64_t masks, int64_t stored_blocks, int 
         b.half_tiles[g] = (int32_t *)malloc((size_t)(k->n / half_keys + 2) * sizeof *b.half_tiles[g]),
         ok = ok && b.half_tiles[g];
     ok = ok && b.rows;
-    if (ok) sat_work_of_lists(&b, k);
+    if (ok) sat_items_of_lists(&b, k);
     for (int g = 0; g <= warpgroups; g++) free(b.half_tiles[g]);
     free(b.rows), sat_attention_schedule_free(s);
     return ok;
@@ -255,7 +256,7 @@ bool sat_work_make(const sat_mask *k, int64_t masks, int64_t stored_blocks, int 
 
 static size_t round_up(double bytes) { return ((size_t)bytes + 255) & ~(size_t)255; }
 
-bool sat_work_fits(const sat_problem *p, const sat_pattern_view *a, int warpgroups, int64_t half_keys) {
+bool sat_items_fit(const sat_problem *p, const sat_pattern_view *a, int warpgroups, int64_t half_keys) {
     sat_mask mask = sat_mask_of(p, a);
     double items = (double)sat_max_items(&mask, warpgroups);
     if (items * (double)p->batch * (double)p->attention.heads >= 1 << 30) return false;
@@ -269,19 +270,20 @@ static double word_count(const sat_pattern_view *a, const sat_mask *k, int64_t h
     return (double)a->grid_rows * (double)sat_half_tiles(k, half_keys);
 }
 
-size_t sat_work_bytes(const sat_problem *p, const sat_pattern_view *a, int warpgroups, int64_t half_keys) {
+size_t sat_items_bytes(const sat_problem *p, const sat_pattern_view *a, int warpgroups, int64_t half_keys) {
     sat_mask mask = sat_mask_of(p, a);
     if (sat_mask_is_regular(&mask)) return 0;
     double items = (double)(sat_max_items(&mask, warpgroups) * sat_mask_count(&mask, p));
     double listed = mask.full ? 0 : sat_max_listed(&mask, a->stored_blocks, half_keys);
     double words = sat_needs_words(&mask, half_keys) ? word_count(a, &mask, half_keys) : 0;
-    return round_up(words * sizeof(uint64_t)) + round_up(items * sizeof(sat_cta_work)) +
+    return round_up(words * sizeof(uint64_t)) + round_up(items * sizeof(sat_attention_item)) +
            round_up(listed * sizeof(sat_key_tile));
 }
 
-static cudaError_t copy_work(cudaStream_t stream, const sat_work *from, int64_t masks, char *to, sat_device_work *w) {
+static cudaError_t copy_work(cudaStream_t stream, const sat_attention_items *from, int64_t masks, char *to,
+                             sat_device_items *w) {
     size_t bytes = (size_t)(from->items * masks) * sizeof *from->item;
-    w->item = (const sat_cta_work *)to, w->items = (int)from->items;
+    w->item = (const sat_attention_item *)to, w->items = (int)from->items;
     w->listed_tiles = (const sat_key_tile *)(to + round_up((double)bytes));
     cudaError_t e = cudaMemcpyAsync(to, from->item, bytes, cudaMemcpyHostToDevice, stream);
     if (e == cudaSuccess && from->listed > 0)
@@ -292,7 +294,7 @@ static cudaError_t copy_work(cudaStream_t stream, const sat_work *from, int64_t 
 
 /* Makes the words in device memory at `*to`, which moves on. */
 static sat_status upload_words(const sat_prepare *q, const sat_mask *mask, int64_t half_keys, char **to,
-                               sat_device_work *w) {
+                               sat_device_items *w) {
     size_t bytes = (size_t)word_count(q->pattern, mask, half_keys) * sizeof(uint64_t);
     uint64_t *words = malloc(bytes + 1);
     if (!words) return sat_fail(SAT_OUT_OF_MEMORY, "%s: words of a mask", q->variant->name);
@@ -305,7 +307,7 @@ static sat_status upload_words(const sat_prepare *q, const sat_mask *mask, int64
     return sat_fail(SAT_DEVICE_ERROR, "%s: %s", q->variant->name, cudaGetErrorString(e));
 }
 
-sat_status sat_work_upload(const sat_prepare *q, int warpgroups, int64_t half_keys, char *to, sat_device_work *w) {
+sat_status sat_items_upload(const sat_prepare *q, int warpgroups, int64_t half_keys, char *to, sat_device_items *w) {
     const sat_mask mask = sat_mask_of(q->problem, q->pattern);
     const int64_t masks = mask.full ? 1 : sat_mask_count(&mask, q->problem);
     const int64_t rows = (int64_t)warpgroups * SAT_WARPGROUP_ROWS;
@@ -313,10 +315,10 @@ sat_status sat_work_upload(const sat_prepare *q, int warpgroups, int64_t half_ke
     if (sat_mask_is_regular(&mask)) return SAT_OK;
     sat_status status = sat_needs_words(&mask, half_keys) ? upload_words(q, &mask, half_keys, &to, w) : SAT_OK;
     if (status != SAT_OK) return status;
-    sat_work work = {0};
-    bool made = sat_work_make(&mask, masks, q->pattern->stored_blocks, warpgroups, half_keys, &work);
+    sat_attention_items work = {0};
+    bool made = sat_items_make(&mask, masks, q->pattern->stored_blocks, warpgroups, half_keys, &work);
     cudaError_t e = made ? copy_work((cudaStream_t)q->stream, &work, masks, to, w) : cudaSuccess;
-    sat_work_free(&work);
+    sat_items_free(&work);
     if (!made) return sat_fail(SAT_OUT_OF_MEMORY, "%s: schedule", q->variant->name);
     if (e == cudaSuccess) return SAT_OK;
     return sat_fail(SAT_DEVICE_ERROR, "%s: %s", q->variant->name, cudaGetErrorString(e));

@@ -15,12 +15,12 @@ enum {
 };
 
 /* Warpgroup g has the 64 rows from row[g] on, as far as `row_end`. Rows and keys are counted over the whole operand. */
-typedef struct sat_cta_work {
+typedef struct sat_attention_item {
     int32_t row[SAT_MAX_WARPGROUPS], row_end;
     int32_t diagonal, key_begin, key_end; /* of the sequence: sat_band has what the diagonal is */
     int32_t list, key_tiles;              /* its key tiles are tile[list] and on; list -1: a range of keys */
     int32_t pingpong;                     /* all warpgroups visit all key tiles, so that they can alternate */
-} sat_cta_work;
+} sat_attention_item;
 
 /* A key tile: the first keys of its two halves. In a list, bit g of `first`: warpgroup g visits it. */
 typedef struct sat_key_tile {
@@ -35,7 +35,7 @@ SAT_BOTH static inline int32_t sat_min_i32(int32_t x, int32_t y) { return x < y 
 SAT_BOTH static inline int32_t sat_max_i32(int32_t x, int32_t y) { return x > y ? x : y; }
 
 /* Clips the key range of an item of `rows` neighbouring rows to the keys that some row keeps; counts its key tiles. */
-SAT_BOTH static inline void sat_clip_keys(sat_cta_work *w, int32_t rows, int32_t tile_keys, sat_band b) {
+SAT_BOTH static inline void sat_clip_keys(sat_attention_item *w, int32_t rows, int32_t tile_keys, sat_band b) {
     int32_t low = w->row[0], high = sat_min_i32(low + rows, w->row_end) - 1;
     w->key_begin = sat_max_i32(w->key_begin, low + w->diagonal - b.behind);
     w->key_end = sat_min_i32(w->key_end, high + w->diagonal + b.ahead);
@@ -44,27 +44,27 @@ SAT_BOTH static inline void sat_clip_keys(sat_cta_work *w, int32_t rows, int32_t
 }
 
 /* The first key of key tile i of a range. The last one comes first, since a causal mask masks there. */
-SAT_BOTH static inline int32_t sat_range_tile(const sat_cta_work *w, int32_t i, int32_t tile_keys) {
+SAT_BOTH static inline int32_t sat_range_tile(const sat_attention_item *w, int32_t i, int32_t tile_keys) {
     return (w->key_begin & -SAT_KEY_ALIGN) + (w->key_tiles - 1 - i) * tile_keys;
 }
 
 /* Row i keeps keys of its item from sat_row_begin to before sat_row_end. */
-SAT_BOTH static inline int32_t sat_row_begin(const sat_cta_work *w, int32_t i, sat_band b) {
+SAT_BOTH static inline int32_t sat_row_begin(const sat_attention_item *w, int32_t i, sat_band b) {
     return sat_max_i32(w->key_begin, i + w->diagonal - b.behind);
 }
-SAT_BOTH static inline int32_t sat_row_end(const sat_cta_work *w, int32_t i, sat_band b) {
+SAT_BOTH static inline int32_t sat_row_end(const sat_attention_item *w, int32_t i, sat_band b) {
     return sat_min_i32(w->key_end, i + w->diagonal + b.ahead);
 }
 
 /* ---- the host ---- */
 
 /* What a plan keeps in device memory. */
-typedef struct sat_device_work {
+typedef struct sat_device_items {
     int items;                        /* of a mask */
-    const sat_cta_work *item;         /* NULL: a kernel computes them */
+    const sat_attention_item *item;   /* NULL: a kernel computes them */
     const sat_key_tile *listed_tiles; /* of all lists */
     const uint64_t *words;            /* sat_needs_words has what they are; NULL: half tiles are kept whole */
-} sat_device_work;
+} sat_device_items;
 
 #ifdef __cplusplus
 extern "C" {
@@ -73,9 +73,9 @@ extern "C" {
  * bits for each block row and half tile: which of its keys are in stored blocks. */
 bool sat_needs_words(const sat_mask *k, int64_t half_keys);
 /* Whether the work can be made, and all numbers fit an int; the bytes of that memory; and makes the work there. */
-bool sat_work_fits(const sat_problem *p, const sat_pattern_view *a, int warpgroups, int64_t half_keys);
-size_t sat_work_bytes(const sat_problem *p, const sat_pattern_view *a, int warpgroups, int64_t half_keys);
-sat_status sat_work_upload(const sat_prepare *q, int warpgroups, int64_t half_keys, char *to, sat_device_work *w);
+bool sat_items_fit(const sat_problem *p, const sat_pattern_view *a, int warpgroups, int64_t half_keys);
+size_t sat_items_bytes(const sat_problem *p, const sat_pattern_view *a, int warpgroups, int64_t half_keys);
+sat_status sat_items_upload(const sat_prepare *q, int warpgroups, int64_t half_keys, char *to, sat_device_items *w);
 
 #ifdef __cplusplus
 }

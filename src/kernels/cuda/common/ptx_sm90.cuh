@@ -1,5 +1,6 @@
 /* PTX instructions of sm_90 and sm_90a as functions, under PTX's names: mbarrier with bytes, setmaxnreg, stmatrix,
- * wgmma; then TMA, the tensor memory accelerator: tensor maps, and the copies. */
+ * wgmma; then TMA, the tensor memory accelerator: tensor maps, and the copies. Beside them is what several kernels
+ * build on them: the staging of C in shared memory (SAT_STAGING), and the load of a tile of B (sat_load_b). */
 #ifndef SAT_PTX_SM90_CUH
 #define SAT_PTX_SM90_CUH
 
@@ -97,6 +98,8 @@ __device__ __forceinline__ void stmatrix_x4_trans(uint32_t to, uint32_t a, uint3
                  : "memory");
 }
 
+/* The staging area of a warpgroup. It is [buffer][warp] for TMA stores and [warp][buffer] for all others, so a switch
+ * from one to the other needs a barrier of the warpgroup. */
 enum {
     SAT_STAGING_WARP = 16 * 128, // bytes of a warp's part of a staging buffer: 16 rows by 64 columns
     SAT_STAGING_BUFFERS = 2,     // one is filled while the other is stored

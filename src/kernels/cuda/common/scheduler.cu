@@ -23,7 +23,6 @@ sat_status sat_upload_schedule(const sat_prepare *prepare, const sat_rows *r, in
     return sat_fail(SAT_DEVICE_ERROR, "%s: %s", prepare->variant->name, cudaGetErrorString(e));
 }
 
-/* `prepare` of a family whose state is the schedule of the problem's own rows. */
 sat_status sat_prepare_schedule(const sat_prepare *prepare, int64_t share, void **state) {
     sat_rows r = sat_op_rows(prepare->problem, prepare->pattern);
     sat_device_schedule *w = (sat_device_schedule *)calloc(1, sizeof *w);
@@ -95,8 +94,6 @@ sat_status sat_launch_split_reduction(const sat_launch *l, const sat_rows &r, co
 
 /* ---- work items of rows that change ---- */
 
-/* Where indices change, only the device knows the rows: it makes the items before every launch. Rows are whole, so
- * there are no partial sums. */
 enum { SAT_SORTED_ROWS = 256 }; /* up to so many are put in order, longest first */
 
 __device__ __forceinline__ void sat_put_row_item(const sat_rows &r, int64_t row, sat_work_item *to) {

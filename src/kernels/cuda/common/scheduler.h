@@ -35,9 +35,10 @@ typedef struct sat_work_item {
     int32_t col[SAT_ITEM_COLUMNS]; /* block columns of its first blocks: here they need no second load */
 } sat_work_item;
 
-/* A tile is a work item's slice (tile_m of its rows) by a panel (tile_n columns of C). Heavy items come first, each
- * with all its panels. The other items follow, one set of panels in flight after the other: `panels_in_flight` panels
- * are worked on at a time, so that B's columns stay in L2, and within a set the longest items come first. */
+/* A tile is a work item's slice (tile_m of its rows) by a panel (tile_n columns of C). Heavy items, those with more
+ * than twice the mean number of blocks, come first, each with all its panels. The other items follow, for one set of
+ * `panels_in_flight` panels after the other, so that B's columns stay in L2; within a set the longest items come first.
+ * This is only the order of tiles: nothing waits for a set to end. */
 typedef struct sat_tile_order {
     unsigned items, heavy, slices, panels, panels_in_flight;
 } sat_tile_order;

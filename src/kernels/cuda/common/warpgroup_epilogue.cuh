@@ -72,7 +72,7 @@ __device__ __forceinline__ void sat_warpgroup_tma_store(const CUtensorMap *c, co
                                                         int wg, int item = 0) {
     int warp = threadIdx.x / 32 % 4;
     bool one = threadIdx.x % (column_major ? 128 : 32) == 0;
-    if (!column_major) staging += warp * SAT_STAGING_WARP, i0 += warp * 16; /* [buffer][warp] */
+    if (!column_major) staging += warp * SAT_STAGING_WARP, i0 += warp * 16; /* [buffer][warp]: SAT_STAGING */
 #pragma unroll
     for (int j = 0; j < WN; j += 64) {
         uint32_t buffer = staging + j / 64 % SAT_STAGING_BUFFERS * (4 * SAT_STAGING_WARP);
@@ -115,7 +115,7 @@ __device__ __forceinline__ void sat_warpgroup_store(const sat_tile_epilogue &o, 
     if (packed && o.column_major) {
         sat_warpgroup_store_columns<E, WN>(o.out, d, staging, i0, n0, rows, wg);
     } else if (down < rows) {
-        staging += down / 16 * 2 * SAT_STAGING_WARP; /* [warp][buffer] */
+        staging += down / 16 * 2 * SAT_STAGING_WARP; /* [warp][buffer]: SAT_STAGING */
         const float(&sum)[1][WN / 8][4] = reinterpret_cast<const float(&)[1][WN / 8][4]>(d);
         if (packed) sat_warpgroup_store_rows<E, WN>(o.out, d, staging, i0 + down, n0);
         else if (o.path == SAT_STORE_GENERIC || o.out.dtype != SAT_F32 || o.column_major || !o.aligned || o.out.n % 2)

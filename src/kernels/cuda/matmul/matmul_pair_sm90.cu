@@ -167,7 +167,7 @@ __device__ static void producer(const params &x, const tensor_maps &m, prefetche
         next.request_next();
         for (int t = 0; t < count; t++) {
             if (t % 32 == 0 && t > 0) now.load_entries(x, t);
-            uint32_t has_block = __shfl_sync(~0u, now.entry.row_mask, t % 32);
+            uint32_t has_block = __shfl_sync(~0u, now.entry.block_mask, t % 32);
             int k = __shfl_sync(~0u, now.entry.col, t % 32) * bc;
             for (int in_block = 0; in_block < bc; in_block += BK) {
                 if (one) {

@@ -79,7 +79,7 @@ struct tile {
     int panel, first, count;   // panel; first union entry and number of entries, -1: there are no more tiles
     int row[MAX_GROUP_ROWS];   // block rows of the group, -1 for none
     int block[MAX_GROUP_ROWS]; // positions of their first blocks
-    uint32_t row_mask[32];     // sat_union_entry::row_mask of the first entries
+    uint32_t block_mask[32];   // sat_union_entry::block_mask of the first entries
 };
 
 /* A ring of stages and a queue of tiles. `full` completes a phase when B and the blocks of the stage have arrived,
@@ -88,7 +88,7 @@ struct tile {
  * or read an entry of the queue and arrive at its barriers.
  *
  * Each role has two pipeline states: `stage` and `phase` of the ring, `queue_entry` and `queue_phase` of the queue.
- * They are no struct, with which ptxas gives other code than was measured. */
+ * They are plain variables: of a struct, ptxas makes other code than the code that was measured. */
 struct ring_shared {
     uint64_t full[STAGES], empty[STAGES], tile_full[QUEUE_TILES], tile_empty[QUEUE_TILES];
     uint32_t block_mask[STAGES]; // which blocks a stage has
@@ -123,7 +123,7 @@ struct lane_entries {
         constexpr int ENTRIES = entries_per_stage<S, B_COL_MAJOR>, COLUMNS_PER_ENTRY = S::STAGE_COLUMNS / ENTRIES;
         int entry = (int)threadIdx.x % 32 - from % 32;
         return __reduce_or_sync(
-            ~0u, entry >= 0 && entry < ENTRIES ? now.row_mask << entry * (COLUMNS_PER_ENTRY * S::GROUP_ROWS) : 0);
+            ~0u, entry >= 0 && entry < ENTRIES ? now.block_mask << entry * (COLUMNS_PER_ENTRY * S::GROUP_ROWS) : 0);
     }
 };
 
@@ -136,7 +136,7 @@ struct prefetched_tile {
     bool ready;
 
     template <int GROUP_ROWS> __device__ __forceinline__ void poll(const params &x) {
-        if (ready || tile.poll(x.scheduler)) return;
+        if (ready || tile.poll(x.scheduler)) return; // tile.poll() is false once the item is there
         int lane = (int)threadIdx.x % 32;
         bool some = !tile.none(x.scheduler);
         if (load_round++ == 0) {
@@ -168,7 +168,7 @@ __device__ static void producer_of_b(const params &x, const tensor_maps &m, pref
         mbarrier_wait(smem_address(&s->tile_empty[queue_entry]), queue_phase);
         tile *t = &s->tiles[queue_entry];
         if (lane < S::GROUP_ROWS) t->row[lane] = next.row, t->block[lane] = next.block;
-        t->row_mask[lane] = entries.now.row_mask;
+        t->block_mask[lane] = entries.now.block_mask;
         if (lane == 0) t->panel = panel, t->first = first, t->count = last ? -1 : count;
         mbarrier_arrive(smem_address(&s->tile_full[queue_entry])); // every lane arrives for what it wrote
         if (++queue_entry == QUEUE_TILES) queue_entry = 0, queue_phase ^= 1;
@@ -231,7 +231,7 @@ __device__ static void producer_of_a(const params &x, const tensor_maps &m, ring
         const tile *t = &s->tiles[queue_entry];
         int first = t->first, count = t->count;
         lane_entries entries;
-        entries.now.row_mask = t->row_mask[lane], block.next_block = t->block[mine];
+        entries.now.block_mask = t->block_mask[lane], block.next_block = t->block[mine];
         mbarrier_arrive(smem_address(&s->tile_empty[queue_entry])); // every lane arrives for what it read
         if (++queue_entry == QUEUE_TILES) queue_entry = 0, queue_phase ^= 1;
         if (count < 0) return;
@@ -355,8 +355,9 @@ __device__ __forceinline__ void apply_alpha_bias_relu(const sat_epilogue &o, flo
     }
 }
 
-/* C row-major: the warpgroup together, in four rounds of 8 KB through two staging buffers. A TMA store has 64 columns
- * of a block row. Where one is left out the bulk group is empty: tma_store_wait_read counts on it. */
+/* C row-major: the warpgroup together, in four rounds of 8 KB through two staging buffers. The sums are those of C^T,
+ * so a line of a buffer, a row of C, is a column of them. A TMA store has 64 columns of a block row. Where one is left
+ * out the bulk group is empty: tma_store_wait_read counts on it. */
 template <typename E, typename S>
 __device__ __forceinline__ void store_rows_by_tma(const params &x, const tensor_maps &m, const float (&d)[BN / 2],
                                                   const int (&row)[S::WG_ROWS], uint32_t staging, int n0, int wg) {
@@ -381,6 +382,11 @@ __device__ __forceinline__ void store_rows_by_tma(const params &x, const tensor_
     }
 }
 
+/* Where byte `to` of lines of 32 or 64 bytes is stored under the swizzle of such lines (swizzled_offset: of 128). */
+template <int LINE> __device__ __forceinline__ uint32_t swizzled_short_line(uint32_t to) {
+    return to ^ (to >> 3 & (LINE - 16));
+}
+
 /* C column-major: each warp on its own. A TMA store has 16 columns; their lines are a block's rows. */
 template <typename E, typename S>
 __device__ __forceinline__ void store_columns_by_tma(const params &x, const tensor_maps &m, const float (&d)[BN / 2],
@@ -398,7 +404,7 @@ __device__ __forceinline__ void store_columns_by_tma(const params &x, const tens
             for (int q = 0; q < S::BR / 16; q++) {
                 uint32_t w[4], to = lane % 16 * LINE + (q * 2 + lane / 16) * 16;
                 sat_pack_8<E>(w, &d[(r * 4 + c) * S::SUMS + q * 8]);
-                stmatrix_x4(staging + c * (16 * LINE) + (to ^ (to >> 3 & (LINE - 16))), w[0], w[1], w[2], w[3]);
+                stmatrix_x4(staging + c * (16 * LINE) + swizzled_short_line<LINE>(to), w[0], w[1], w[2], w[3]);
             }
         fence_proxy_async();
         __syncwarp();

@@ -5,7 +5,7 @@
 //
 // Large tiles have two consumer warpgroups and a persistent CTA on each multiprocessor, which takes tiles from the
 // scheduler. Small tiles, for few columns, have one warpgroup and a CTA a tile: what counts there is the latency from
-// launch to store. Blocks with fewer rows than a tile (64 or 128) are multiplied as if they had them; the other rows
+// launch to store. Blocks with fewer rows than a tile are multiplied as if they had as many, 64 or 128; the other rows
 // are not stored. Such blocks are bound by reads of B from L2, not by tensor cores.
 
 #include "kernels/cuda/common/scheduler.h"
@@ -58,7 +58,8 @@ struct tile {
  * slots. Waiting for the pair's first stage to be empty is enough: stages are released in order, and the last stage of
  * the pair that had the slot before comes at least STAGES + 1 stages earlier.
  *
- * The epilogue's packed16 and generic paths go through the staging area. It is memory of its own, except where
+ * The store paths packed16 and generic (epilogue.cuh) go through the staging area. It is memory of its own, except
+ * where
  * - a CTA has one tile only: then it is A's memory;
  * - warpgroups split the columns of B (BM is 64), and a warpgroup's half of B in a stage has the right size: then it is
  *   that half of the tile's last stage. This saves the memory of another stage. */
@@ -157,18 +158,19 @@ __device__ static void producer(const params &x, const tensor_maps &m, sat_prefe
         queue.advance();
         if (last) return;
         next.tile.request_next(), next.ready = false;
-        if (S::STAGING_IN_B && steps == 0) { // an empty row: its zeros need a stage to be staged in
+        if (S::STAGING_IN_B && steps == 0) { // an empty row: its zeros need a stage's B as their staging area
             if (one) {
                 mbarrier_wait(empty + pipe.stage * 8, pipe.phase);
                 mbarrier_arrive(full + pipe.stage * 8);
             }
             pipe.advance(false);
         }
-        for (int step = 0, t = 0, in_block = 0, line = 0, k = 0; step < steps; step++) {
-            if (in_block == 0) { // the item's block t begins
-                if (t % 32 == 0 && t > 0) blocks.load_32(x.rows, item, t);
-                k = __shfl_sync(~0u, blocks.k, t % 32);
-                if (!separate_a_producer<S, A_TRANSPOSED>) line = __shfl_sync(~0u, blocks.block_index, t % 32) * lines;
+        for (int step = 0, block = 0, in_block = 0, line = 0, k = 0; step < steps; step++) {
+            if (in_block == 0) { // the item's next block begins
+                if (block % 32 == 0 && block > 0) blocks.load_32(x.rows, item, block);
+                k = __shfl_sync(~0u, blocks.k, block % 32);
+                if (!separate_a_producer<S, A_TRANSPOSED>)
+                    line = __shfl_sync(~0u, blocks.block_index, block % 32) * lines;
             }
             bool second_half = S::A_PAIRED && in_block % 64; // of a pair of stages: its A came with the first half
             if (one) {
@@ -183,14 +185,18 @@ __device__ static void producer(const params &x, const tensor_maps &m, sat_prefe
             pipe.advance(!S::A_PAIRED || second_half);
             in_block += S::BK;
             if (in_block < bc) continue;
-            in_block = 0, t++;
+            in_block = 0, block++;
             next.poll(x.scheduler, x.rows);
         }
     }
 }
 
 /* Loads A: the blocks of a work item are stored one after the other. The other producer announces the bytes.
- * Bytes may complete before expect_tx; the phase still needs the other producer's arrive. */
+ * Bytes may complete before expect_tx; the phase still needs the other producer's arrive.
+ *
+ * It may skip a wait for `empty`, of the second half of a pair or for an empty row, and never takes an older phase for
+ * its own: stages are released in order, and a tile is published after the other producer has waited for all stages of
+ * the tile before. */
 template <typename S>
 __device__ static void producer_of_a(const params &x, const tensor_maps &m, ring_shared *s, uint32_t smem) {
     int bc = (int)x.rows.bc, br = (int)x.rows.br;
@@ -274,7 +280,7 @@ __device__ __forceinline__ void consumer(const params &x, const tensor_maps &m, 
 #pragma unroll
             for (int e = 0; e < S::WN / 2; e++) d[e] = 0;
         for (int step = 0; step < t.steps; step++) {
-            bool second_half = S::A_PAIRED && step % 2; // of a pair of stages, as in the producer where two_stages
+            bool second_half = S::A_PAIRED && step % 2; // where two_stages, blocks have an even number of steps
             uint32_t bar = smem_address(&s->full[pipe.stage]);
             if (!S::ONE_TILE && mma_stage >= 0 && !mbarrier_test_wait(bar, pipe.phase)) {
                 wgmma_wait_group<0>(); // the producer is behind: give it the stage now
@@ -333,8 +339,8 @@ __device__ __forceinline__ void epilogue(const params &x, const tensor_maps &m, 
         }
     sat_tile_epilogue to = x.epilogue;
     int64_t i0 = t.row * x.rows.br + in_row;
-    // TMA may still read the staging area, and other warps' part of it: it is cut by buffers first there, and by warps
-    // first in sat_warpgroup_store.
+    // TMA may still read the staging area, other warps' parts of it too: the two ways to store divide it differently
+    // (SAT_STAGING).
     if (x.tma_output) tma_store_wait_read<0>(), named_barrier_sync(1 + wg, 128);
     if (t.partial >= 0) to = sat_partial_epilogue<float>(x.partials + t.partial * x.rows.br * n, n), i0 = in_row;
     sat_warpgroup_store<E, S::WN>(to, d, staging, i0, n0, rows, wg);

@@ -25,7 +25,7 @@ static int64_t merge(const sat_rows *r, const int32_t *row, int size, int column
         sat_union_entry entry = {col / columns_per_entry, 0};
         for (int i = 0; i < size; i++)
             for (; at[i] < end[i] && r->col[at[i]] / columns_per_entry == entry.col; at[i]++)
-                entry.row_mask |= 1u << (r->col[at[i]] % columns_per_entry * size + i);
+                entry.block_mask |= 1u << (r->col[at[i]] % columns_per_entry * size + i);
         to[count] = entry;
     }
 }

@@ -16,8 +16,9 @@
 /* An entry covers columns_per_entry neighbouring block columns, from col*columns_per_entry on. */
 typedef struct sat_union_entry {
     int32_t col;
-    uint32_t row_mask; /* bit column*size + row: row `row` of the group has a block in column col*columns_per_entry +
-                          column */
+    /* Which blocks there are. Bit column*size + row: row `row` of the group has one in column col*columns_per_entry +
+     * column. */
+    uint32_t block_mask;
 } sat_union_entry;
 
 /* The entries of all groups. */
