@@ -35,8 +35,8 @@ typedef struct sat_index_copy {
     int threads; /* CPU */
 } sat_index_copy;
 
-/* Masks, where a block's place says nothing: rows of the copy follow one another without gaps. `from_ptr` has the number
- * of blocks of each row where `row_stride` is not 0, and row i's columns begin at i * row_stride. */
+/* Masks, where a block's place says nothing: rows of the copy follow one another without gaps. `from_ptr` has the
+ * number of blocks of each row where `row_stride` is not 0, and row i's columns begin at i * row_stride. */
 typedef struct sat_mask_form {
     int64_t row_stride;
     int64_t row_room; /* then: the most blocks of a row of the copy, whose capacity is grid_rows * row_room */

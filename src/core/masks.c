@@ -14,8 +14,8 @@ const char *sat_mask_label(sat_mask_kind kind, bool padded) {
                                                   "on a mask whose row pointers decrease",
                                                   "on a mask whose row pointers go beyond the capacity",
                                                   "on a mask whose row pointers do not begin with 0"};
-    static const char *const of_counts[] = {"on a mask with counts below 0", "on a mask with counts above the row stride",
-                                            "on a mask with huge counts"};
+    static const char *const of_counts[] = {"on a mask with counts below 0",
+                                            "on a mask with counts above the row stride", "on a mask with huge counts"};
     return padded && kind >= SAT_MASK_BELOW ? of_counts[kind - SAT_MASK_BELOW] : labels[kind];
 }
 

@@ -417,8 +417,10 @@ static sat_status check_source(const sat_context *ctx, const sat_dynamic_bsr *s)
 static sat_status stack_masks(sat_dynamic_bsr *s, int64_t *rows) {
     if (s->mask_batch == 0) s->mask_batch = 1;
     if (s->mask_heads == 0) s->mask_heads = 1;
-    if (s->mask_batch < 1) return sat_fail(SAT_BAD_SIZE, "mask_batch is %lld; expected 0 or more", (long long)s->mask_batch);
-    if (s->mask_heads < 1) return sat_fail(SAT_BAD_SIZE, "mask_heads is %lld; expected 0 or more", (long long)s->mask_heads);
+    if (s->mask_batch < 1)
+        return sat_fail(SAT_BAD_SIZE, "mask_batch is %lld; expected 0 or more", (long long)s->mask_batch);
+    if (s->mask_heads < 1)
+        return sat_fail(SAT_BAD_SIZE, "mask_heads is %lld; expected 0 or more", (long long)s->mask_heads);
     *rows = s->rows;
     if ((s->mask_batch == 1 && s->mask_heads == 1) || s->rows < 0 || s->block_rows < 1) return SAT_OK;
     int64_t each = s->rows / s->block_rows + (s->rows % s->block_rows != 0), masks;
@@ -446,7 +448,8 @@ static sat_status set_padded_capacity(sat_dynamic_bsr *s, int64_t rows) {
     int64_t grid_rows = rows / s->block_rows + (rows % s->block_rows != 0);
     room = s->cols / s->block_cols + (s->cols % s->block_cols != 0);
     if (room > s->row_stride) room = s->row_stride;
-    if (!__builtin_mul_overflow(grid_rows, s->row_stride, &all) && !__builtin_mul_overflow(grid_rows, room, &s->capacity))
+    if (!__builtin_mul_overflow(grid_rows, s->row_stride, &all) &&
+        !__builtin_mul_overflow(grid_rows, room, &s->capacity))
         return SAT_OK;
     return sat_fail(SAT_BAD_SIZE, "row_stride is %lld; %lld rows of it overflow", (long long)s->row_stride,
                     (long long)grid_rows);

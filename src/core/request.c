@@ -13,8 +13,9 @@ static sat_status check_dynamic(const sat_request *q) {
     const char *name = q->op->name;
     if (!q->op->takes_dynamic) return sat_fail(SAT_UNSUPPORTED, "op %s takes no pattern whose indices change", name);
     if (q->op->takes_masks && !q->ctx->backend->copy_masks)
-        return sat_fail(SAT_UNSUPPORTED, "op %s takes a mask whose indices change on a CPU alone, so far; the device is %s",
-                        name, q->device.name);
+        return sat_fail(SAT_UNSUPPORTED,
+                        "op %s takes a mask whose indices change on a CPU alone, so far; the device is %s", name,
+                        q->device.name);
     if (q->op->takes_masks) return SAT_OK;
     if (a->dynamic->row_stride)
         return sat_fail(SAT_UNSUPPORTED, "op %s takes no padded indices (row_counts); expected row_ptr", name);

@@ -268,7 +268,8 @@ static inline int64_t sat_changing_list_of_query(const sat_changing_lists *x, in
 static inline void sat_changing_count(const sat_changing_lists *x, int64_t head, int64_t column, int64_t from,
                                       int64_t to) {
     const sat_mask *k = x->mask;
-    int64_t begin_row = x->first_row + head * k->head_rows, first = from * x->q_rows, end = sat_min(to * x->q_rows, k->m);
+    int64_t begin_row = x->first_row + head * k->head_rows, first = from * x->q_rows,
+            end = sat_min(to * x->q_rows, k->m);
     int64_t low = x->t_ptr[column], high = x->t_ptr[column + 1], last = high;
     while (low < high) {
         int64_t middle = low + (high - low) / 2;

@@ -17,8 +17,8 @@ typedef struct check_mask {
     int64_t row_stride;         /* padded: raw_ptr has the counts of rows; 0: compressed */
     int64_t *raw_ptr, *raw_col; /* what a run is given: grid_rows + 1, raw_count; owned */
     int64_t raw_count;
-    sat_status fault;           /* of these */
-    void *row_ptr, *col_idx;    /* where the device has them; NULL: nowhere yet */
+    sat_status fault;        /* of these */
+    void *row_ptr, *col_idx; /* where the device has them; NULL: nowhere yet */
 } check_mask;
 
 typedef struct check_case {

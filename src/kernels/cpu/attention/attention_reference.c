@@ -112,9 +112,7 @@ static void gradient_of_sink(call *c) {
     ((float *)c->l->operands[10])[c->h] = (float)sum;
 }
 
-static call call_of(const sat_launch *l) {
-    return (call){.l = l, .p = l->problem, .t = &l->problem->attention};
-}
+static call call_of(const sat_launch *l) { return (call){.l = l, .p = l->problem, .t = &l->problem->attention}; }
 
 static void go_to_item(call *c, int64_t b) { c->b = b, c->mask = sat_mask_of_item(c->p, c->l->pattern, b); }
 

@@ -569,8 +569,8 @@ static task task_of(const sat_launch *l) {
                   .w = attention_scratch_of(l, omp_get_thread_num())};
 }
 
-/* Query tiles of all heads: one head after the other, so that its keys stay in the cache, its longest tiles first. Which
- * those are is not known where indices change; then the last ones, which see the most in a causal mask. */
+/* Query tiles of all heads: one head after the other, so that its keys stay in the cache, its longest tiles first.
+ * Which those are is not known where indices change; then the last ones, which see the most in a causal mask. */
 static void query_tasks(const sat_launch *l, void (*run)(task *k, int64_t place)) {
     const sat_attention_schedule *s = (const sat_attention_schedule *)l->state;
     const sat_attention *t = &l->problem->attention;
@@ -675,8 +675,7 @@ static void attention_release(const sat_variant *v, void *state) {
 
 #define TILED_FAMILY(operation, run, words)                                                                            \
     {                                                                                                                  \
-        .revision = "1", .op = operation, .backend = SAT_CPU,                                                          \
-        .flags = SAT_V_BATCHED | SAT_V_SCRATCH | SAT_V_DYNAMIC, .about = words, .supports = attention_supports,        \
-        .estimate = attention_estimate, .workspace = attention_workspace, .prepare = attention_prepare, .launch = run, \
-        .release = attention_release                                                                                   \
+        .revision = "1", .op = operation, .backend = SAT_CPU, .flags = SAT_V_BATCHED | SAT_V_SCRATCH | SAT_V_DYNAMIC,  \
+        .about = words, .supports = attention_supports, .estimate = attention_estimate,                                \
+        .workspace = attention_workspace, .prepare = attention_prepare, .launch = run, .release = attention_release    \
     }
