@@ -718,7 +718,8 @@ enum {
                                          there: where nothing was refreshed others may use it in between, and it may
                                          move */
     SAT_V_DYNAMIC = 1u << 6           /* takes part where indices change: reads them in `launch` alone, and where rows
-                                         end from row_end (a sampled product may also write blocks that no row has) */
+                                         end from row_end (a sampled product may also write blocks that no row has;
+                                         attention finds each batch item's masks by mask_batch) */
 };
 
 /* An instance's own settings; a family reads what it needs. */
