@@ -448,9 +448,8 @@ static sat_status set_padded_capacity(sat_dynamic_bsr *s, int64_t rows) {
     int64_t grid_rows = rows / s->block_rows + (rows % s->block_rows != 0);
     room = s->cols / s->block_cols + (s->cols % s->block_cols != 0);
     if (room > s->row_stride) room = s->row_stride;
-    if (!__builtin_mul_overflow(grid_rows, s->row_stride, &all) &&
-        !__builtin_mul_overflow(grid_rows, room, &s->capacity))
-        return SAT_OK;
+    if (!__builtin_mul_overflow(grid_rows, s->row_stride, &all) && all <= INT64_MAX / 64)
+        return s->capacity = grid_rows * room, SAT_OK;
     return sat_fail(SAT_BAD_SIZE, "row_stride is %lld; %lld rows of it overflow", (long long)s->row_stride,
                     (long long)grid_rows);
 }
