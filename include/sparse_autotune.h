@@ -314,13 +314,19 @@ SAT_API void sat_pattern_free(sat_pattern *pattern); /* safe while plans made fr
  * transposed index from that where the problem needs it, and multiplies; nothing passes through the host, nothing
  * waits. Values have room for `capacity` blocks, and a block's place among them is that of its column in col_idx.
  *
+ * Attention takes such a pattern as its mask, or as several: one for each batch item, each head or both (mask_batch,
+ * mask_heads). Mask (b, h) has block rows (b*mask_heads + h)*ceil(rows/block_rows) and on, with b or h 0 where all
+ * share one. Its indices may be padded instead of compressed (row_counts, row_stride), as FlexAttention's BlockMask has
+ * them in kv_num_blocks and kv_indices. Several masks, and padded ones, are for attention alone.
+ *
  * The hints say what to tune for. Patterns of one shape, capacity and hints share a plan's key, so that a new mask is a
  * hit and not a race; a variant that serves one was checked on empty, full, uneven and faulty masks.
  *
  * Indices that break the rules are never followed out of bounds. A block row whose columns are out of range, unsorted
- * or repeated is empty. So is the first row whose row pointers do not begin with 0, decrease or go beyond the capacity,
- * and all rows after it. The product of an empty row is zero; the sampled product writes zeros into every block that no
- * row has, up to the capacity. A run that sees a fault returns SAT_BAD_ROW_PTR, SAT_COLUMN_RANGE or SAT_COLUMN_ORDER,
+ * or repeated is empty, and so is one whose count is below 0 or above row_stride. So is the first row whose row
+ * pointers do not begin with 0, decrease or go beyond the capacity, and all rows after it, of all masks. The product of
+ * an empty row is zero; the sampled product writes zeros into every block that no row has, up to the capacity; a query
+ * of an empty row keeps nothing. A run that sees a fault returns SAT_BAD_ROW_PTR, SAT_COLUMN_RANGE or SAT_COLUMN_ORDER,
  * its outputs written: on a CPU the run that had it, on a GPU, where no run waits, perhaps a later one of the same
  * plan. Each fault is returned once, by such a run or by sat_pattern_fault. A run whose output has no elements reads
  * nothing. */
@@ -328,16 +334,22 @@ typedef struct sat_dynamic_bsr {
     size_t size;
     int64_t rows, cols;
     int64_t block_rows, block_cols;
-    int64_t capacity; /* most blocks that will be stored; at most as many as the matrix has */
+    int64_t capacity; /* most blocks that will be stored, by all masks together; at most as many as there are */
     sat_index_type index_type;
-    const void *row_ptr; /* ceil(rows/block_rows) + 1 entries; the last is the number of stored blocks, */
+    const void *row_ptr; /* one entry more than block rows, of all masks; the last is the number of stored blocks, */
     const void *col_idx; /* of which col_idx, with room for `capacity` entries, has the columns */
     double density;      /* expected: stored blocks over all blocks; 0: the capacity is used up */
     double skew;         /* expected: the heaviest row's blocks over the mean of the rows; 0: 2 */
+    /* Attention alone. */
+    int64_t mask_batch, mask_heads; /* 0 or 1: all batch items, or all heads, share a mask; else as many as there are */
+    /* Not NULL: padded, and row_ptr is NULL, capacity 0. The number of blocks of each block row, of all masks; the
+     * columns of row i begin at col_idx[i*row_stride], and what stands behind them up to the next row is ignored. */
+    const void *row_counts;
+    int64_t row_stride;
 } sat_dynamic_bsr;
 
 /* Only the pointers are read. They must be valid whenever a plan of the pattern runs, and while a graph may be launched
- * that holds such a run. For products and sampled products; attention refuses such a pattern so far. */
+ * that holds such a run. For products and sampled products, and on a CPU for attention and its gradients. */
 SAT_API sat_status sat_pattern_create_dynamic(sat_context *context, const sat_dynamic_bsr *indices,
                                               sat_pattern **pattern);
 /* Returns the fault of a run on this pattern that no run has returned yet; SAT_OK where there is none. `wait`: first
@@ -382,8 +394,11 @@ typedef struct sat_pattern_view {
      * max_col are the most there can be, all other statistics are expected. The arrays are there in `prepare`, where
      * only their addresses count, and in `launch`; on a GPU those of the host are NULL. row_ptr never decreases, and
      * row_ptr[grid_rows] says how many blocks are stored; a faulty row ends where it begins. Every column is one of the
-     * matrix, also where no row has it. */
+     * matrix, also where no row has it. For attention, which has no values, rows follow one another without gaps. */
     const sat_dynamic *dynamic;
+    /* Where indices change: how many batch items and heads have a mask of their own, 1 where all share one, and the
+     * rows of one mask. `rows` then is that, or of several masks the whole blocks of all. Else 0, all three. */
+    int64_t mask_batch, mask_heads, mask_rows;
 } sat_pattern_view;
 
 SAT_API sat_status sat_pattern_get(const sat_pattern *pattern, sat_pattern_view *view); /* set view->size first */
@@ -415,6 +430,7 @@ typedef struct sat_heads {
  *   No mask             one stored block of m x n.
  *   One mask a head     block rows of head 0, then those of head 1, ...: heads * ceil(m/block_rows) * block_rows rows;
  *                       the problem must give m.
+ *   Masks that change   sat_dynamic_bsr, which also has masks of batch items.
  *   Packed sequences    offsets in sat_bsr; the batch is 1, m and n are totals, and blocks count over all of them.
  *   Sinks               one f32 a head (-inf: none), as if each query of that head kept one more key with this score
  *                       and a value of zeros. LSE counts it: for a query that keeps nothing it is the sink. The
@@ -703,7 +719,8 @@ enum {
                                          there: where nothing was refreshed others may use it in between, and it may
                                          move */
     SAT_V_DYNAMIC = 1u << 6           /* takes part where indices change: reads them in `launch` alone, and where rows
-                                         end from row_end (a sampled product may also write blocks that no row has) */
+                                         end from row_end (a sampled product may also write blocks that no row has;
+                                         attention finds each batch item's masks by mask_batch) */
 };
 
 /* An instance's own settings; a family reads what it needs. */

@@ -22,15 +22,29 @@ static int64_t sat_pairs_of_rows(const sat_mask *k, int64_t head, int64_t i0, in
     return pairs;
 }
 
+/* Of one mask, or of all heads' where they have their own. */
+static double sat_pairs_of_item(const sat_mask *k, int64_t masks) {
+    double pairs = 0;
+    for (int64_t h = 0; h < masks; h++)
+        for (int64_t i = 0; i < k->m; i += k->block_rows)
+            pairs += (double)sat_pairs_of_rows(k, h, i, sat_min(i + k->block_rows, k->m));
+    return pairs;
+}
+
 double sat_pairs(const sat_problem *p, const sat_pattern_view *a) {
     sat_mask k = sat_mask_of(p, a);
-    int64_t masks = sat_mask_count(&k, p), each = p->batch * p->attention.heads / masks; /* alike */
-    double pairs = 0;
-    if (!k.causal && !k.window && !k.sequences && a->rows == p->m) return (double)a->stored_elements * (double)each;
-    for (int64_t h = 0; h < masks; h++)
-        for (int64_t i = 0; i < k.m; i += k.block_rows)
-            pairs += (double)sat_pairs_of_rows(&k, h, i, sat_min(i + k.block_rows, k.m));
-    return pairs * (double)each;
+    int64_t items = sat_item_rows(a) ? p->batch : 1, masks = sat_mask_count(&k, p);
+    double pairs = 0, each = (double)p->batch * (double)p->attention.heads / (double)(items * masks); /* alike */
+    if (a->dynamic) {
+        k.full = true;
+        return a->density * sat_pairs_of_item(&k, 1) * (double)p->batch * (double)p->attention.heads;
+    }
+    if (!k.causal && !k.window && !k.sequences && a->rows == p->m) return (double)a->stored_elements * each;
+    for (int64_t b = 0; b < items; b++) {
+        k = sat_mask_of_item(p, a, b);
+        pairs += sat_pairs_of_item(&k, masks);
+    }
+    return pairs * each;
 }
 
 /* Q*K^T, dQ and dK are sums over, or of, dim elements; the products with V, and dV, of those of a value. */

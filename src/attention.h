@@ -36,8 +36,8 @@ static inline sat_mask sat_mask_of(const sat_problem *p, const sat_pattern_view 
                   .n = p->n,
                   .block_rows = a->block_rows,
                   .block_cols = a->block_cols,
-                  .head_rows = a->grid_rows == each ? 0 : each,
-                  .full = a->stored_blocks == a->grid_rows * a->grid_cols,
+                  .head_rows = (a->mask_rows ? a->mask_heads == 1 : a->grid_rows == each) ? 0 : each,
+                  .full = !a->dynamic && a->stored_blocks == a->grid_rows * a->grid_cols,
                   .causal = p->attention.causal,
                   .window = p->attention.window,
                   .row_ptr = a->row_ptr,
@@ -48,7 +48,19 @@ static inline sat_mask sat_mask_of(const sat_problem *p, const sat_pattern_view 
     return k;
 }
 
-/* The same with the pointers that the device reads. */
+/* Block rows from the masks of one batch item to those of the next; 0: all items share them. */
+static inline int64_t sat_item_rows(const sat_pattern_view *a) {
+    return a->mask_batch > 1 ? a->grid_rows / a->mask_batch : 0;
+}
+
+/* The masks of a batch item, on the host. */
+static inline sat_mask sat_mask_of_item(const sat_problem *p, const sat_pattern_view *a, int64_t b) {
+    sat_mask k = sat_mask_of(p, a);
+    if (k.row_ptr) k.row_ptr += b * sat_item_rows(a);
+    return k;
+}
+
+/* That of a problem with the pointers that the device reads. */
 static inline sat_mask sat_device_mask_of(const sat_problem *p, const sat_pattern_view *a) {
     sat_mask k = sat_mask_of(p, a);
     k.row_ptr = a->device_row_ptr, k.col_idx = a->device_col_idx;
@@ -56,7 +68,7 @@ static inline sat_mask sat_device_mask_of(const sat_problem *p, const sat_patter
     return k;
 }
 
-/* Masks that differ: one, or one a head. */
+/* Masks that differ, of one batch item: one, or one a head. */
 static inline int64_t sat_mask_count(const sat_mask *k, const sat_problem *p) {
     return k->head_rows ? p->attention.heads : 1;
 }
@@ -168,7 +180,7 @@ SAT_BOTH static inline bool sat_mask_stores(const sat_mask *k, int64_t head, int
 #ifdef __cplusplus
 extern "C" {
 #endif
-/* Pairs that are kept, over all heads and the batch, exactly. */
+/* Pairs that are kept, over all heads and the batch: exactly, or where indices change as many as are expected. */
 double sat_pairs(const sat_problem *p, const sat_pattern_view *a);
 /* Operations on those pairs; and bytes: what must move at least once. */
 double sat_attention_flops(const sat_problem *p, const sat_pattern_view *a);

@@ -24,7 +24,10 @@ fail() {
 }
 
 # The fenced blocks of a document whose fence line is ```$2, each followed by a line of its own
-blocks() { awk -v fence="\`\`\`$2" '$0 == fence { on = 1; next } /^```$/ { if (on) print ""; on = 0 } on' "$1"; }
+blocks() { # file, word behind the fence, number (all of them where it is not given)
+    awk -v fence="\`\`\`$2" -v only="${3:-0}" \
+        '$0 == fence { on = !only || ++n == only; next } /^```$/ { if (on) print ""; on = 0 } on' "$1"
+}
 
 readme() {
     blocks "$root/README.md" c >"$work/example.c"
@@ -70,10 +73,10 @@ picture() {
     grep -q 'docs/speed.svg' "$root/README.md" || fail "the README does not show the picture"
 }
 
-# The program of a page prints what the page says.
-program() { # page of the guide
-    blocks "$root/docs/guide/$1.md" c >"$work/example.c"
-    blocks "$root/docs/guide/$1.md" output >"$work/expected"
+# A program of a page prints what the page says.
+program() { # page of the guide, number of the program where there are several
+    blocks "$root/docs/guide/$1.md" c "${2:-0}" >"$work/example.c"
+    blocks "$root/docs/guide/$1.md" output "${2:-0}" >"$work/expected"
     if [ ! -s "$work/example.c" ] || [ ! -s "$work/expected" ]; then fail "$1.md has no program"; fi
     compile "$work/example.c" "$work/example"
     "$work/example" >"$work/printed"
@@ -91,7 +94,8 @@ commands() { # page of the guide
 
 guide() {
     program c
-    program masks-that-change
+    program masks-that-change 1
+    program masks-that-change 2
     local page
     for page in cache troubleshooting; do commands "$page"; done
     grep -q 'right' "$work/output" || { cat "$work/output" && fail "check says nothing"; }

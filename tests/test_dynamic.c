@@ -216,12 +216,6 @@ static void what_cannot_be_is_refused(void **state) {
     s = right, s.index_type = 0;
     assert_fails(sat_pattern_create_dynamic(ctx, &s, &pattern), SAT_BAD_ENUM, "index_type");
     assert_fails(sat_pattern_fault(NULL, false), SAT_NULL_POINTER, "pattern");
-    s = right;
-    assert_ok(sat_pattern_create_dynamic(ctx, &s, &pattern));
-    sat_problem p = attention_problem(SAT_F32, 1, 1, 8);
-    sat_plan *plan = NULL;
-    assert_fails(sat_plan_create(ctx, pattern, &p, &plan), SAT_UNSUPPORTED, "attention");
-    sat_pattern_free(pattern);
     sat_context_free(ctx);
 }
 

@@ -41,6 +41,9 @@ typedef struct sat_backend {
     /* Indices that change (indices.h): queued on `stream` before a run, and zeros into blocks without a row after it.
      */
     sat_status (*copy_indices)(const sat_device *device, const sat_index_copy *x, void *stream);
+    /* The same of masks; NULL: this backend has none that change. */
+    sat_status (*copy_masks)(const sat_device *device, const sat_index_copy *x, const sat_mask_form *form,
+                             void *stream);
     sat_status (*clear_blocks)(const sat_device *device, const sat_index_copy *x, const sat_block_values *values,
                                void *stream);
     size_t (*index_scratch)(const sat_index_copy *x); /* NULL: none is needed */

@@ -190,6 +190,13 @@ static sat_status cpu_copy_indices(const sat_device *d, const sat_index_copy *x,
     return SAT_OK;
 }
 
+static sat_status cpu_copy_masks(const sat_device *d, const sat_index_copy *x, const sat_mask_form *form,
+                                 void *stream) {
+    (void)d, (void)stream;
+    sat_masks_copy(x, form);
+    return SAT_OK;
+}
+
 static sat_status cpu_clear_blocks(const sat_device *d, const sat_index_copy *x, const sat_block_values *values,
                                    void *stream) {
     (void)d, (void)stream;
@@ -440,6 +447,7 @@ const sat_backend sat_backend_cpu = {
     .set = cpu_set,
     .copy = cpu_copy,
     .copy_indices = cpu_copy_indices,
+    .copy_masks = cpu_copy_masks,
     .clear_blocks = cpu_clear_blocks,
     .alloc_shared = cpu_alloc_shared,
     .free_shared = cpu_free_shared,

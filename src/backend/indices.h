@@ -1,5 +1,6 @@
 /* Indices that change between runs: where a run reads them, and the validated copy that it works on. The rules are the
- * public header's (sat_dynamic_bsr); the host's form of the copy is indices.c, the device's is cuda_indices.cu. */
+ * public header's (sat_dynamic_bsr); the host's form of the copy is indices.c, the device's is cuda_indices.cu. That of
+ * masks is on the host alone, so far. */
 #ifndef SAT_INDICES_H
 #define SAT_INDICES_H
 
@@ -34,6 +35,13 @@ typedef struct sat_index_copy {
     int threads; /* CPU */
 } sat_index_copy;
 
+/* Masks, where a block's place says nothing: rows of the copy follow one another without gaps. `from_ptr` has the
+ * number of blocks of each row where `row_stride` is not 0, and row i's columns begin at i * row_stride. */
+typedef struct sat_mask_form {
+    int64_t row_stride;
+    int64_t row_room; /* then: the most blocks of a row of the copy, whose capacity is grid_rows * row_room */
+} sat_mask_form;
+
 /* Blocks of one operand of values, in each item of a batch. */
 typedef struct sat_block_values {
     void *base;
@@ -64,11 +72,12 @@ SAT_BOTH static inline void sat_index_describe(const sat_index_copy *x, int64_t 
     }
 }
 
-/* A fault as a failure with its message. */
-sat_status sat_index_fault_fail(const sat_index_fault *f, int64_t capacity, int64_t grid_cols);
+/* A fault as a failure with its message. `row_stride` is that of padded indices, else 0. */
+sat_status sat_index_fault_fail(const sat_index_fault *f, int64_t capacity, int64_t grid_cols, int64_t row_stride);
 
 /* On the host: makes the copy, and the transposed index where it is wanted. */
 void sat_indices_copy(const sat_index_copy *x);
+void sat_masks_copy(const sat_index_copy *x, const sat_mask_form *form);
 /* Zeros into the blocks that no row has. */
 void sat_indices_clear(const sat_index_copy *x, const sat_block_values *values);
 

@@ -157,6 +157,7 @@ static args_outcome parse_race(race_args *r, int argc, char **argv) {
         ARG_REAL_("softcap", &s->softcap, "X", 1e-4, 1e6, "attention: scores s become X*tanh(s/X)"),
         ARG_FLAG_("sinks", &s->sinks, "attention: each head has a logit without a value"),
         ARG_FLAG_("head-masks", &s->head_masks, "attention: each head has blocks of its own"),
+        ARG_FLAG_("batch-masks", &s->item_masks, "attention, --dynamic: each batch item has blocks of its own"),
         ARG_FLAG_("lse", &s->lse, "attention: writes the logarithms of the sums too"),
         ARG_INT_("experts", &s->groups, "N", 1, 1 << 20, "grouped: groups, each with a matrix of its own (8)"),
         ARG_INT_("top-k", &s->top_k, "N", 1, 1 << 20, "grouped: rows of X for each token (1)"),
@@ -411,8 +412,10 @@ static const char *foreign_option(const race_args *r) {
     if (!epilogue && s->activation) return "activation";
     if (s->op != SAT_MATMUL - 1 && s->transpose) return "transpose";
     if (s->op != SAT_MATMUL - 1 && r->fixed) return "fixed-values";
-    if (s->op > SAT_SAMPLED - 1 && s->dynamic) return "dynamic";
+    if (spec_is_grouped(s) && s->dynamic) return "dynamic";
     if (s->dynamic && r->fixed) return "fixed-values";
+    if (s->dynamic && s->sequences != plain.sequences) return "sequences"; // a mask that changes has none
+    if (!s->dynamic && s->item_masks) return "batch-masks";
     if (!spec_is_grouped(s)) {
         if (s->groups != plain.groups) return "experts";
         if (s->top_k != plain.top_k) return "top-k";
@@ -432,6 +435,7 @@ static const char *foreign_option(const race_args *r) {
     if (s->window != plain.window) return "window";
     if (s->sequences != plain.sequences) return "sequences";
     if (s->scale != plain.scale) return "scale";
+    if (s->item_masks) return "batch-masks";
     return s->causal ? "causal" : s->head_masks ? "head-masks" : s->lse ? "lse" : NULL;
 }
 

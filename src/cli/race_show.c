@@ -168,6 +168,7 @@ static void attention_json(json *j, const spec *s) {
     json_int(j, "dim", s->k), json_int(j, "value_dim", s->value_dim ? s->value_dim : s->k);
     json_bool(j, "causal", s->causal), json_int(j, "window", s->window);
     json_int(j, "sequences", s->sequences), json_bool(j, "head_masks", s->head_masks);
+    json_bool(j, "batch_masks", s->item_masks);
     json_bool(j, "lse", s->lse), json_real(j, "softcap", s->softcap), json_bool(j, "sinks", s->sinks);
 }
 

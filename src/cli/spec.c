@@ -102,7 +102,9 @@ static bool add_sequences(const spec *s, blocks *b, char *message, size_t capaci
 // The mask of attention: everything, unless a sparsity says otherwise.
 static bool mask_blocks(const spec *s, blocks *out, char *message, size_t capacity) {
     make_request q = s->pattern;
-    q.rows = s->head_masks ? s->heads * grid_of(s->m, s->block_rows) * s->block_rows : s->m, q.cols = s->n;
+    int64_t masks = (s->head_masks ? s->heads : 1) * (s->item_masks ? s->batch : 1);
+    bool stacked = s->head_masks || (s->item_masks && s->batch > 1);
+    q.rows = stacked ? masks * grid_of(s->m, s->block_rows) * s->block_rows : s->m, q.cols = s->n;
     q.block_rows = s->block_rows, q.block_cols = s->block_cols;
     if (q.sparsity < 0 && q.stored < 0 && q.kind == MAKE_RANDOM) q.sparsity = 0;
     return make_blocks(&q, out, message, capacity) && add_sequences(s, out, message, capacity);
@@ -146,6 +148,8 @@ static sat_status dynamic_pattern(sat_context *context, const spec *s, const blo
     sat_dynamic_bsr a = {SAT_SIZED(sat_dynamic_bsr), .rows = b->rows, .cols = b->cols, .block_rows = b->block_rows};
     a.block_cols = b->block_cols, a.capacity = b->count, a.index_type = SAT_I64, a.row_ptr = a.col_idx = memory;
     a.density = s->density, a.skew = s->pattern.skew > 0 ? s->pattern.skew : measured_skew(b);
+    if (spec_is_attention(s)) a.rows = s->m, a.mask_heads = s->head_masks ? s->heads : 1;
+    if (s->item_masks) a.mask_batch = s->batch;
     if (status == SAT_OK) status = sat_pattern_create_dynamic(context, &a, pattern);
     sat_memory_free(context, memory);
     return status;
@@ -250,6 +254,8 @@ static void add_attention(line *l, const spec *s) {
     if (s->window) add(l, ", window %" PRId64, s->window);
     if (s->sequences) add(l, ", %" PRId64 " sequences", s->sequences);
     if (s->head_masks) add(l, ", a mask a head");
+    if (s->item_masks) add(l, ", a mask a batch item");
+    if (s->dynamic) add(l, ", indices that change");
     if (s->scale != 0) add(l, ", scale %g", s->scale);
     if (s->softcap != 0) add(l, ", softcap %g", s->softcap);
     if (s->sinks) add(l, ", sinks");

@@ -25,8 +25,9 @@ typedef struct spec {
     int64_t value_dim;                          /* 0: k */
     double scale, softcap;                      /* 0: 1/sqrt(k); 0: none */
     bool causal, lse, head_masks, sinks;
-    bool dynamic;   /* the indices change: the blocks that are made up give capacity and skew */
-    double density; /* then: what is expected; 0: the capacity is used up */
+    bool item_masks; /* where indices change: each batch item has its own */
+    bool dynamic;    /* the indices change: the blocks that are made up give capacity and skew */
+    double density;  /* then: what is expected; 0: the capacity is used up */
     /* Products of groups: m rows, one matrix a group. The pattern's skew is that of the groups; 0: the library's. */
     int64_t groups, top_k; /* spec_sizes multiplies m by top_k */
     int offsets;           /* place in offset_names: the library's enum less 1 */

@@ -132,6 +132,7 @@ static bool read_attention(const char *text, spec *s) {
     char word[32];
     if (value_of(text, "value_dim", word, sizeof word) && !whole(text, "value_dim", &s->value_dim)) return false;
     if (value_of(text, "softcap", word, sizeof word) && !real(text, "softcap", &s->softcap)) return false;
+    s->item_masks = value_of(text, "mask_batch", word, sizeof word);
     s->head_masks = masks > 1, s->causal = has_word(text, "causal"), s->lse = has_word(text, "lse");
     s->sinks = has_word(text, "sinks");
     s->scale = has_word(text, "negative") ? -1 : 0;

@@ -67,11 +67,12 @@ sat_status sat_bench_lay_mask(sat_bench *s, sat_mask_kind kind, uint64_t seed) {
     sat_mask_indices mask;
     sat_pattern *made = NULL;
     const sat_pattern_view *view;
-    SAT_TRY(sat_mask_make(a, s->source.type, kind, seed, &mask));
-    sat_status status = sat_pattern_create_mask(s->ctx, a, &mask, &made);
+    int64_t row_stride = s->source.row_stride, pointers = a->grid_rows + (row_stride == 0);
+    SAT_TRY(sat_mask_make(a, s->source.type, row_stride, kind, seed, &mask));
+    sat_status status = sat_pattern_create_mask(s->ctx, a, &mask, s->op->takes_masks, &made);
     if (status == SAT_OK) status = sat_pattern_transposed(made, &view); /* checks look at columns too */
-    if (status == SAT_OK) status = write_indices(s, s->row_ptr, mask.raw_ptr, a->grid_rows + 1);
-    if (status == SAT_OK) status = write_indices(s, s->col_idx, mask.raw_col, a->stored_blocks);
+    if (status == SAT_OK) status = write_indices(s, s->row_ptr, mask.raw_ptr, pointers);
+    if (status == SAT_OK) status = write_indices(s, s->col_idx, mask.raw_col, mask.raw_count);
     sat_mask_free(&mask);
     sat_pattern *gone = status == SAT_OK ? s->mask : made; /* where it failed the mask before stays */
     if (status == SAT_OK) s->mask = made, s->pattern = view;
@@ -80,14 +81,15 @@ sat_status sat_bench_lay_mask(sat_bench *s, sat_mask_kind kind, uint64_t seed) {
 }
 
 static sat_status open_indices(sat_bench *s, const sat_pattern_view *a) {
+    int64_t row_stride = a->dynamic->row_stride, columns = row_stride ? a->grid_rows * row_stride : a->stored_blocks;
     s->source.type = a->dynamic->type;
     s->row_ptr = sat_alloc(s->ctx, ((size_t)a->grid_rows + 1) * index_size(s));
-    s->col_idx = sat_alloc(s->ctx, ((size_t)a->stored_blocks + 1) * index_size(s));
-    sat_dynamic_init(&s->source, s->source.type, s->row_ptr, s->col_idx);
+    s->col_idx = sat_alloc(s->ctx, ((size_t)columns + 1) * index_size(s));
+    sat_dynamic_init(&s->source, s->source.type, s->row_ptr, s->col_idx, row_stride);
     s->changing = *a, s->changing.dynamic = &s->source;
     s->run_with = &s->changing;
     if (!s->row_ptr || !s->col_idx)
-        return sat_fail(SAT_OUT_OF_MEMORY, "tuning: %lld indices", (long long)(a->grid_rows + a->stored_blocks));
+        return sat_fail(SAT_OUT_OF_MEMORY, "tuning: %lld indices", (long long)(a->grid_rows + columns));
     return sat_bench_lay_mask(s, SAT_MASK_EXPECTED, (uint64_t)(sat_now() * 1e9));
 }
 

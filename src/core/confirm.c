@@ -257,11 +257,14 @@ static sat_status in_turns(confirmation *t, sat_runner *second, const sat_patter
 /* The indices change and the plan stays: masks of all kinds under the one that was prepared before any of them. */
 static sat_status other_masks(confirmation *t) {
     if (!t->bench->run_with->dynamic) return SAT_OK;
+    const sat_op *op = t->bench->op;
+    const sat_check_case *c = op->other_pattern ? op->other_pattern : &usual_other_pattern;
+    bool padded = t->bench->source.row_stride > 0;
     for (int kind = SAT_MASKS - 1; kind >= 0 && t->finding->ok;
          kind--) { /* the last is as expected, for what follows */
         SAT_TRY(sat_bench_lay_mask(t->bench, (sat_mask_kind)kind, t->seed + 3 + (uint64_t)kind));
-        SAT_TRY(sat_bench_fill(t->bench, SAT_PROBE_STRUCTURE, SAT_FILL_TINY, t->seed + 11 + (uint64_t)kind));
-        SAT_TRY(check(t, t->runner, sat_mask_labels[kind]));
+        SAT_TRY(sat_bench_fill(t->bench, c->probe, c->fill_case, t->seed + 11 + (uint64_t)kind));
+        SAT_TRY(check(t, t->runner, sat_mask_label((sat_mask_kind)kind, padded)));
     }
     return t->finding->ok ? SAT_OK : sat_bench_lay_mask(t->bench, SAT_MASK_EXPECTED, t->seed); /* others come */
 }

@@ -10,6 +10,8 @@ struct sat_tracker {
     sat_tracker *next;
     sat_pattern_view view;
     sat_index_copy copy;
+    sat_mask_form form; /* of a mask */
+    bool is_mask;
     void *memory;
     size_t bytes;
     _Atomic uint64_t returned; /* of fault->runs, so many were returned */
@@ -17,8 +19,9 @@ struct sat_tracker {
     sat_block_values values;   /* its blocks, without the base */
 };
 
-void sat_dynamic_init(sat_dynamic *s, sat_index_type type, const void *row_ptr, const void *col_idx) {
-    *s = (sat_dynamic){.type = type, .row_ptr = row_ptr, .col_idx = col_idx};
+void sat_dynamic_init(sat_dynamic *s, sat_index_type type, const void *row_ptr, const void *col_idx,
+                      int64_t row_stride) {
+    *s = (sat_dynamic){.type = type, .row_ptr = row_ptr, .col_idx = col_idx, .row_stride = row_stride};
     pthread_mutex_init(&s->lock, NULL);
 }
 
@@ -41,7 +44,7 @@ sat_status sat_tracker_fault(sat_tracker *t) {
     pthread_mutex_lock(&t->source->lock);
     bool found = take_fault(t, &fault);
     pthread_mutex_unlock(&t->source->lock);
-    return found ? sat_index_fault_fail(&fault, t->copy.capacity, t->copy.grid_cols) : SAT_OK;
+    return found ? sat_index_fault_fail(&fault, t->copy.capacity, t->copy.grid_cols, t->form.row_stride) : SAT_OK;
 }
 
 sat_status sat_dynamic_fault(const sat_pattern_view *a) {
@@ -52,7 +55,7 @@ sat_status sat_dynamic_fault(const sat_pattern_view *a) {
     if (found) fault = s->left, s->left.runs = 0;
     for (sat_tracker *t = s->trackers; t && !found; t = t->next) found = take_fault(t, &fault);
     pthread_mutex_unlock(&s->lock);
-    return found ? sat_index_fault_fail(&fault, a->stored_blocks, a->grid_cols) : SAT_OK;
+    return found ? sat_index_fault_fail(&fault, a->stored_blocks, a->grid_cols, s->row_stride) : SAT_OK;
 }
 
 static void join(sat_tracker *t) {
@@ -127,7 +130,8 @@ sat_status sat_tracker_open(sat_tracker **tracker, sat_context *ctx, const sat_d
     sat_tracker *t = calloc(1, sizeof *t);
     *tracker = NULL;
     if (!t) return sat_fail(SAT_OUT_OF_MEMORY, "plan");
-    t->ctx = ctx, t->device = *d, t->view = *a, t->source = source;
+    t->ctx = ctx, t->device = *d, t->view = *a, t->source = source, t->is_mask = op->takes_masks;
+    t->form = (sat_mask_form){source->row_stride, sat_min(source->row_stride, a->grid_cols)};
     sat_index_copy *x = &t->copy;
     *x = (sat_index_copy){.grid_rows = a->grid_rows, .grid_cols = a->grid_cols, .capacity = a->stored_blocks};
     x->type = source->type, x->from_ptr = source->row_ptr, x->from_col = source->col_idx;
@@ -174,6 +178,7 @@ size_t sat_tracker_bytes(const sat_tracker *t) { return t->bytes; }
 
 sat_status sat_tracker_before(sat_tracker *t, int threads, void *stream) {
     t->copy.threads = threads;
+    if (t->is_mask) return t->ctx->backend->copy_masks(&t->device, &t->copy, &t->form, stream);
     return t->ctx->backend->copy_indices(&t->device, &t->copy, stream);
 }
 

@@ -13,12 +13,14 @@ typedef struct sat_tracker sat_tracker;
 typedef struct sat_dynamic {
     sat_index_type type;
     const void *row_ptr, *col_idx; /* the caller's */
+    int64_t row_stride;            /* not 0: padded, and row_ptr has counts */
     pthread_mutex_t lock;
     sat_tracker *trackers; /* of the plans that there are */
     sat_index_fault left;  /* the fault of a plan that is gone, where `runs` is not 0 */
 } sat_dynamic;
 
-void sat_dynamic_init(sat_dynamic *s, sat_index_type type, const void *row_ptr, const void *col_idx);
+void sat_dynamic_init(sat_dynamic *s, sat_index_type type, const void *row_ptr, const void *col_idx,
+                      int64_t row_stride);
 void sat_dynamic_end(sat_dynamic *s); /* after its trackers */
 /* A fault that was not returned yet, as a failure. */
 sat_status sat_dynamic_fault(const sat_pattern_view *a);

@@ -10,22 +10,24 @@ typedef enum sat_mask_kind {
     SAT_MASK_FULL,    /* the capacity is used up, by all rows alike */
     SAT_MASK_HEAVY,   /* one row has all that it can, others little or nothing */
     SAT_MASK_COLUMNS, /* some rows have columns out of range, unsorted or repeated */
-    SAT_MASK_BELOW,   /* a row pointer decreases */
-    SAT_MASK_BEYOND,  /* a row pointer is beyond the capacity */
-    SAT_MASK_FIRST,   /* the first row pointer is not 0 */
+    SAT_MASK_BELOW,   /* a row pointer decreases; padded: counts are below 0 */
+    SAT_MASK_BEYOND,  /* a row pointer is beyond the capacity; counts are above the row stride */
+    SAT_MASK_FIRST,   /* the first row pointer is not 0; counts are the largest there are */
     SAT_MASKS
 } sat_mask_kind;
 
-extern const char *const sat_mask_labels[SAT_MASKS]; /* for messages */
+const char *sat_mask_label(sat_mask_kind kind, bool padded); /* for messages */
 
 /* Both as a caller would write it and as it must be understood: the rows that are made faulty are empty. */
 typedef struct sat_mask_indices {
-    int64_t *raw_ptr, *raw_col;           /* grid_rows + 1, capacity */
+    int64_t *raw_ptr, *raw_col;           /* grid_rows + 1, or as many counts; raw_count */
     int64_t *row_ptr, *row_end, *col_idx; /* grid_rows + 1, grid_rows, capacity */
+    int64_t raw_count;
 } sat_mask_indices;
 
-sat_status sat_mask_make(const sat_pattern_view *a, sat_index_type type, sat_mask_kind kind, uint64_t seed,
-                         sat_mask_indices *mask);
+/* `row_stride`: of padded indices, else 0. */
+sat_status sat_mask_make(const sat_pattern_view *a, sat_index_type type, int64_t row_stride, sat_mask_kind kind,
+                         uint64_t seed, sat_mask_indices *mask);
 void sat_mask_free(sat_mask_indices *mask);
 
 #endif

@@ -401,8 +401,8 @@ static void expect_statistics(sat_pattern_view *v, const sat_dynamic_bsr *s) {
 }
 
 static sat_status check_source(const sat_context *ctx, const sat_dynamic_bsr *s) {
-    const void *const pointers[] = {s->row_ptr, s->col_idx};
-    const char *const names[] = {"row_ptr", "col_idx"};
+    const void *const pointers[] = {s->row_counts ? s->row_counts : s->row_ptr, s->col_idx};
+    const char *const names[] = {s->row_counts ? "row_counts" : "row_ptr", "col_idx"};
     for (int i = 0; i < (s->capacity > 0 ? 2 : 1); i++)
         if (!ctx->backend->usable(&ctx->device, pointers[i]))
             return sat_fail(SAT_WRONG_MEMORY, "%s is %p, which %s cannot use", names[i], pointers[i], ctx->device.name);
@@ -413,26 +413,71 @@ static sat_status check_source(const sat_context *ctx, const sat_dynamic_bsr *s)
     return SAT_OK;
 }
 
+/* The rows of all masks, whole blocks where there are several. */
+static sat_status stack_masks(sat_dynamic_bsr *s, int64_t *rows) {
+    if (s->mask_batch == 0) s->mask_batch = 1;
+    if (s->mask_heads == 0) s->mask_heads = 1;
+    if (s->mask_batch < 1)
+        return sat_fail(SAT_BAD_SIZE, "mask_batch is %lld; expected 0 or more", (long long)s->mask_batch);
+    if (s->mask_heads < 1)
+        return sat_fail(SAT_BAD_SIZE, "mask_heads is %lld; expected 0 or more", (long long)s->mask_heads);
+    *rows = s->rows;
+    if ((s->mask_batch == 1 && s->mask_heads == 1) || s->rows < 0 || s->block_rows < 1) return SAT_OK;
+    int64_t each = s->rows / s->block_rows + (s->rows % s->block_rows != 0), masks;
+    if (!__builtin_mul_overflow(s->mask_batch, s->mask_heads, &masks) && !__builtin_mul_overflow(masks, each, rows) &&
+        !__builtin_mul_overflow(*rows, s->block_rows, rows))
+        return SAT_OK;
+    return sat_fail(SAT_BAD_SIZE, "mask_batch %lld, mask_heads %lld, rows %lld: their product overflows",
+                    (long long)s->mask_batch, (long long)s->mask_heads, (long long)s->rows);
+}
+
+/* Of padded rows: what the copy has room for, since no right row has more blocks than there are block columns. */
+static sat_status set_padded_capacity(sat_dynamic_bsr *s, int64_t rows) {
+    int64_t room, all;
+    if (!s->row_counts && s->row_stride == 0) return SAT_OK;
+    if (!s->row_counts)
+        return sat_fail(SAT_NULL_POINTER, "row_counts is NULL; expected counts beside a row_stride of %lld",
+                        (long long)s->row_stride);
+    if (s->row_ptr) return sat_fail(SAT_BAD_STRUCT, "row_ptr and row_counts are set; expected one of them");
+    if (s->capacity != 0)
+        return sat_fail(SAT_BAD_SIZE, "capacity is %lld; expected 0 beside row_counts", (long long)s->capacity);
+    if (s->row_stride < 1)
+        return sat_fail(SAT_BAD_SIZE, "row_stride is %lld; expected 1 or more beside row_counts",
+                        (long long)s->row_stride);
+    if (rows < 0 || s->cols < 0 || s->block_rows < 1 || s->block_cols < 1) return SAT_OK; /* refused below */
+    int64_t grid_rows = rows / s->block_rows + (rows % s->block_rows != 0);
+    room = s->cols / s->block_cols + (s->cols % s->block_cols != 0);
+    if (room > s->row_stride) room = s->row_stride;
+    if (!__builtin_mul_overflow(grid_rows, s->row_stride, &all) && all <= INT64_MAX / 64)
+        return s->capacity = grid_rows * room, SAT_OK;
+    return sat_fail(SAT_BAD_SIZE, "row_stride is %lld; %lld rows of it overflow", (long long)s->row_stride,
+                    (long long)grid_rows);
+}
+
 sat_status sat_pattern_create_dynamic(sat_context *context, const sat_dynamic_bsr *indices, sat_pattern **pattern) {
     if (!context) return sat_fail(SAT_NULL_POINTER, "context is NULL");
     if (!indices) return sat_fail(SAT_NULL_POINTER, "indices is NULL");
     if (!pattern) return sat_fail(SAT_NULL_POINTER, "pattern is NULL");
     *pattern = NULL;
     sat_dynamic_bsr s;
-    SAT_TRY(sat_struct_in(&s, sizeof s, indices, sizeof s, "sat_dynamic_bsr"));
-    sat_bsr like = {.rows = s.rows, .cols = s.cols, .block_rows = s.block_rows, .block_cols = s.block_cols};
+    SAT_TRY(sat_struct_in(&s, sizeof s, indices, offsetof(sat_dynamic_bsr, mask_batch), "sat_dynamic_bsr"));
+    int64_t rows = 0, grid_rows = 0, grid_cols = 0;
+    SAT_TRY(stack_masks(&s, &rows));
+    SAT_TRY(set_padded_capacity(&s, rows));
+    const void *row_ptr = s.row_counts ? s.row_counts : s.row_ptr;
+    sat_bsr like = {.rows = rows, .cols = s.cols, .block_rows = s.block_rows, .block_cols = s.block_cols};
     like.stored_blocks = s.capacity, like.index_type = s.index_type;
-    like.row_ptr = s.row_ptr, like.col_idx = s.col_idx;
-    int64_t grid_rows = 0, grid_cols = 0;
+    like.row_ptr = row_ptr, like.col_idx = s.col_idx;
     sat_pattern *p;
     SAT_TRY(check_sizes(&like, "capacity", &grid_rows, &grid_cols));
     SAT_TRY(check_source(context, &s));
     SAT_TRY(make_pattern(context, &like, grid_rows, grid_cols, &p));
-    sat_dynamic_init(&p->dynamic, s.index_type, s.row_ptr, s.col_idx);
+    sat_dynamic_init(&p->dynamic, s.index_type, row_ptr, s.col_idx, s.row_stride);
     p->is_dynamic = true;
     p->by_rows.dynamic = &p->dynamic;
+    p->by_rows.mask_batch = s.mask_batch, p->by_rows.mask_heads = s.mask_heads, p->by_rows.mask_rows = s.rows;
     expect_statistics(&p->by_rows, &s);
-    const int64_t sizes[] = {grid_rows, grid_cols, s.capacity};
+    const int64_t sizes[] = {grid_rows, grid_cols, s.capacity, s.mask_batch, s.mask_heads, s.row_stride};
     p->digest = digest_of(sizes, sizeof sizes, 4);
     p->full = p->by_rows, p->has_transposed = true; /* plans have what there is of them */
     *pattern = p;
@@ -446,18 +491,38 @@ sat_status sat_pattern_fault(const sat_pattern *pattern, bool wait) {
     return sat_dynamic_fault(&pattern->by_rows);
 }
 
+/* The blocks of each row at their places. */
+static void take_mask(sat_pattern *p, const sat_mask_indices *mask) {
+    const sat_pattern_view *v = &p->by_rows;
+    memcpy(p->row_ptr, mask->row_ptr, ((size_t)v->grid_rows + 1) * sizeof *p->row_ptr);
+    memcpy(p->row_end, mask->row_end, (size_t)v->grid_rows * sizeof *p->row_end);
+    for (int64_t t = 0; t < v->stored_blocks; t++) p->col_idx[t] = 0;
+    for (int64_t r = 0; r < v->grid_rows; r++)
+        for (int64_t t = p->row_ptr[r]; t < p->row_end[r]; t++) p->col_idx[t] = (int32_t)mask->col_idx[t];
+}
+
+/* Without gaps, as attention has it. */
+static void take_packed_mask(sat_pattern *p, const sat_mask_indices *mask) {
+    int64_t at = 0;
+    for (int64_t r = 0; r < p->by_rows.grid_rows; r++) {
+        p->row_ptr[r] = at;
+        for (int64_t t = mask->row_ptr[r]; t < mask->row_end[r]; t++) p->col_idx[at++] = (int32_t)mask->col_idx[t];
+        p->row_end[r] = at;
+    }
+    p->row_ptr[p->by_rows.grid_rows] = p->by_rows.stored_blocks = at;
+}
+
 sat_status sat_pattern_create_mask(sat_context *context, const sat_pattern_view *shape, const sat_mask_indices *mask,
-                                   sat_pattern **pattern) {
+                                   bool packed, sat_pattern **pattern) {
     sat_bsr s = {.rows = shape->rows, .cols = shape->cols, .stored_blocks = shape->stored_blocks};
     sat_pattern *p;
     s.block_rows = shape->block_rows, s.block_cols = shape->block_cols;
     *pattern = NULL;
     SAT_TRY(make_with_room(context, &s, shape->grid_rows, shape->grid_cols, true, &p));
-    memcpy(p->row_ptr, mask->row_ptr, ((size_t)shape->grid_rows + 1) * sizeof *p->row_ptr);
-    memcpy(p->row_end, mask->row_end, (size_t)shape->grid_rows * sizeof *p->row_end);
-    for (int64_t t = 0; t < shape->stored_blocks; t++) p->col_idx[t] = 0;
-    for (int64_t r = 0; r < shape->grid_rows; r++)
-        for (int64_t t = p->row_ptr[r]; t < p->row_end[r]; t++) p->col_idx[t] = (int32_t)mask->col_idx[t];
+    p->by_rows.mask_batch = shape->mask_batch, p->by_rows.mask_heads = shape->mask_heads;
+    p->by_rows.mask_rows = shape->mask_rows;
+    if (packed) take_packed_mask(p, mask);
+    else take_mask(p, mask);
     fill_digest(p);
     sat_status status = fill_statistics(&p->by_rows);
     if (status == SAT_OK) status = show_index(p);

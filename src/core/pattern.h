@@ -21,8 +21,8 @@ uint64_t sat_pattern_digest(const sat_pattern *pattern);
 bool sat_pattern_has_transposed(const sat_pattern *pattern); /* made already */
 
 /* A mask that a race makes up for a pattern whose indices change, of its shape and capacity: a pattern whose indices
- * stay, for checks alone, since its faulty rows leave gaps. */
+ * stay, for checks alone, since its faulty rows leave gaps; none where it is packed. */
 sat_status sat_pattern_create_mask(sat_context *context, const sat_pattern_view *shape, const sat_mask_indices *mask,
-                                   sat_pattern **pattern);
+                                   bool packed, sat_pattern **pattern);
 
 #endif

@@ -4,7 +4,26 @@
 #include <string.h>
 
 #include "core/choose.h"
+#include "core/dynamic.h"
 #include "core/runner.h"
+
+/* May the operation have a pattern whose indices change? */
+static sat_status check_dynamic(const sat_request *q) {
+    const sat_pattern_view *a = q->view;
+    const char *name = q->op->name;
+    if (!q->op->takes_dynamic) return sat_fail(SAT_UNSUPPORTED, "op %s takes no pattern whose indices change", name);
+    if (q->op->takes_masks && !q->ctx->backend->copy_masks)
+        return sat_fail(SAT_UNSUPPORTED,
+                        "op %s takes a mask whose indices change on a CPU alone, so far; the device is %s", name,
+                        q->device.name);
+    if (q->op->takes_masks) return SAT_OK;
+    if (a->dynamic->row_stride)
+        return sat_fail(SAT_UNSUPPORTED, "op %s takes no padded indices (row_counts); expected row_ptr", name);
+    if (a->mask_batch * a->mask_heads > 1)
+        return sat_fail(SAT_UNSUPPORTED, "op %s takes one pattern; mask_batch is %lld and mask_heads %lld", name,
+                        (long long)a->mask_batch, (long long)a->mask_heads);
+    return SAT_OK;
+}
 
 sat_status sat_request_make(sat_request *q, sat_context *ctx, const sat_pattern *pattern, const sat_problem *problem) {
     if (!ctx) return sat_fail(SAT_NULL_POINTER, "context is NULL");
@@ -14,15 +33,14 @@ sat_status sat_request_make(sat_request *q, sat_context *ctx, const sat_pattern 
     q->op = sat_op_find(q->problem.op);
     SAT_TRY(sat_pattern_for(q->op, &pattern));
     q->pattern = pattern;
-    SAT_TRY(q->op->normalise(&q->problem, sat_pattern_by_rows(pattern)));
+    q->view = sat_pattern_by_rows(pattern);
+    q->device = sat_device_now(ctx);
+    if (q->view->dynamic) SAT_TRY(check_dynamic(q));
+    SAT_TRY(q->op->normalise(&q->problem, q->view));
     /* Values that differ over the batch cannot be converted once for all. */
     if (q->problem.batch > 1 && q->problem.a.batch_stride != 0) q->problem.flags &= ~(uint32_t)SAT_FIXED_VALUES;
-    q->view = sat_pattern_by_rows(pattern);
-    if (q->view->dynamic && !q->op->takes_dynamic)
-        return sat_fail(SAT_UNSUPPORTED, "op %s takes no pattern whose indices change", q->op->name);
     if (q->view->dynamic) q->problem.flags &= ~(uint32_t)SAT_FIXED_VALUES; /* where they belong changes */
     if (q->op->needs_columns && q->op->needs_columns(&q->problem)) SAT_TRY(sat_pattern_transposed(pattern, &q->view));
-    q->device = sat_device_now(ctx);
     sat_key_format(q->key, &q->problem, q->view, ctx->options.measure,
                    ctx->backend->threads(1) ? q->device.threads : 0);
     sat_full_key_format(q->full_key, &q->problem, q->view);

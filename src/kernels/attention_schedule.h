@@ -2,7 +2,8 @@
  * `k_rows`; a tile never holds two packed sequences. For each mask (one, or one a head) and query tile the schedule
  * lists the key tiles with at least one kept pair, in rising order. Each is marked *whole* (a full tile whose pairs are
  * all kept, so that nothing is masked) or *edge*. The same lists exist by key tile, for what sums over queries. Made on
- * the host, once a pattern, for both backends. */
+ * the host, once a pattern, for both backends. Where indices change there are tiles alone, and a run makes the list of
+ * each when it needs it. */
 #ifndef SAT_ATTENTION_SCHEDULE_H
 #define SAT_ATTENTION_SCHEDULE_H
 
@@ -201,21 +202,29 @@ static inline bool sat_attention_schedule_by_key(sat_attention_schedule *s) {
     return sat_attention_schedule_order(l, s->q_tiles);
 }
 
-/* NULL: out of memory, or more than 2^30 tiles. `aligned`: key tiles begin at multiples of k_rows. `by_key`: the lists
- * of key tiles too. */
-static inline sat_attention_schedule *sat_attention_schedule_of_mask(const sat_mask *mask, int64_t masks,
-                                                                     int64_t q_rows, int64_t k_rows, bool aligned,
-                                                                     bool by_key) {
-    int64_t sequences = mask->sequences ? mask->sequences : 1;
+/* The tiles alone. NULL: out of memory, or more than 2^30 tiles. `aligned`: key tiles begin at multiples of k_rows. */
+static inline sat_attention_schedule *sat_attention_schedule_of_tiles(const sat_mask *mask, int64_t masks,
+                                                                      int64_t q_rows, int64_t k_rows, bool aligned) {
     sat_attention_schedule *s = (sat_attention_schedule *)calloc(1, sizeof *s);
     if (!s) return NULL;
     s->masks = masks;
-    bool ok =
-        sat_attention_schedule_tiles(mask->q_offsets, mask->sequences, mask->m, q_rows, false, &s->q, &s->q_tiles) &&
-        sat_attention_schedule_tiles(mask->kv_offsets, mask->sequences, mask->n, k_rows, aligned, &s->k, &s->k_tiles);
+    if (sat_attention_schedule_tiles(mask->q_offsets, mask->sequences, mask->m, q_rows, false, &s->q, &s->q_tiles) &&
+        sat_attention_schedule_tiles(mask->kv_offsets, mask->sequences, mask->n, k_rows, aligned, &s->k, &s->k_tiles))
+        return s;
+    sat_attention_schedule_free(s);
+    return NULL;
+}
+
+/* And the lists. `by_key`: those of key tiles too. */
+static inline sat_attention_schedule *sat_attention_schedule_of_mask(const sat_mask *mask, int64_t masks,
+                                                                     int64_t q_rows, int64_t k_rows, bool aligned,
+                                                                     bool by_key) {
+    int64_t sequences = sat_max(1, mask->sequences);
+    sat_attention_schedule *s = sat_attention_schedule_of_tiles(mask, masks, q_rows, k_rows, aligned);
+    if (!s) return NULL;
     int64_t *first = (int64_t *)calloc((size_t)sequences + 1, sizeof *first);
     int64_t *seen = (int64_t *)calloc((size_t)s->k_tiles + 1, sizeof *seen);
-    ok = ok && first && seen;
+    bool ok = first && seen;
     for (int64_t i = 0; ok && i < s->k_tiles; i++) first[s->k[i].sequence + 1]++;
     for (int64_t i = 0; ok && i < sequences; i++) first[i + 1] += first[i];
     sat_attention_schedule_builder b = {mask, s, k_rows, aligned, first, seen};
@@ -229,7 +238,73 @@ static inline sat_attention_schedule *sat_attention_schedule_of_mask(const sat_m
 static inline sat_attention_schedule *sat_attention_schedule_make(const sat_problem *p, const sat_pattern_view *a,
                                                                   int64_t q_rows, int64_t k_rows, bool by_key) {
     sat_mask mask = sat_mask_of(p, a);
-    return sat_attention_schedule_of_mask(&mask, sat_mask_count(&mask, p), q_rows, k_rows, false, by_key);
+    int64_t masks = sat_mask_count(&mask, p);
+    if (a->dynamic) return sat_attention_schedule_of_tiles(&mask, masks, q_rows, k_rows, false);
+    return sat_attention_schedule_of_mask(&mask, masks, q_rows, k_rows, false, by_key);
+}
+
+/* ---- the lists of a run, where indices change ---- */
+
+/* What they are made from: tiles of one batch item, whose masks are `mask`. Such a pattern has no sequences. */
+typedef struct sat_changing_lists {
+    const sat_attention_schedule *s;
+    const sat_mask *mask;
+    int64_t q_rows, k_rows;
+    const int64_t *t_ptr; /* the transposed index of all masks: for the lists of key tiles */
+    const int32_t *t_row;
+    int64_t first_row; /* the block row in it where the item's masks begin */
+    int64_t *seen;     /* as many as there are query tiles, or key tiles; all 0 between calls */
+} sat_changing_lists;
+
+/* Writes the key tiles of a query tile of a head; returns how many there are. */
+static inline int64_t sat_changing_list_of_query(const sat_changing_lists *x, int64_t head, const sat_tile *q,
+                                                 int32_t *step) {
+    const int64_t first[] = {0, x->s->k_tiles};
+    sat_attention_schedule_builder b = {x->mask, x->s, x->k_rows, false, first, x->seen};
+    return sat_attention_schedule_list(&b, head, q, step);
+}
+
+/* Counts, for query tiles `from` to before `to`, the stored blocks of one block column. */
+static inline void sat_changing_count(const sat_changing_lists *x, int64_t head, int64_t column, int64_t from,
+                                      int64_t to) {
+    const sat_mask *k = x->mask;
+    int64_t begin_row = x->first_row + head * k->head_rows, first = from * x->q_rows,
+            end = sat_min(to * x->q_rows, k->m);
+    int64_t low = x->t_ptr[column], high = x->t_ptr[column + 1], last = high;
+    while (low < high) {
+        int64_t middle = low + (high - low) / 2;
+        if (x->t_row[middle] < begin_row + first / k->block_rows) low = middle + 1;
+        else high = middle;
+    }
+    for (; low < last; low++) {
+        int64_t begin = (x->t_row[low] - begin_row) * k->block_rows, stop = sat_min(begin + k->block_rows, end);
+        if (begin >= end) break;
+        for (int64_t i = sat_max(begin, first) / x->q_rows; i <= (stop - 1) / x->q_rows; i++) x->seen[i]++;
+    }
+}
+
+/* Writes the query tiles of a key tile of a head; returns how many there are. */
+static inline int64_t sat_changing_list_of_key(const sat_changing_lists *x, int64_t head, const sat_tile *t,
+                                               int32_t *step) {
+    const sat_mask *k = x->mask;
+    int64_t end = t->first + t->count, first_column = t->first / k->block_cols, n = 0;
+    int64_t columns = (end - 1) / k->block_cols - first_column + 1;
+    sat_range left = sat_queries_of(k, t->first), right = sat_queries_of(k, end - 1); /* both ends rise */
+    int64_t low = sat_max(0, left.begin) / x->q_rows;
+    int64_t high = sat_min(x->s->q_tiles, (sat_max(0, right.end) + x->q_rows - 1) / x->q_rows);
+    if (low >= high) return 0;
+    for (int64_t c = 0; c < columns; c++) sat_changing_count(x, head, first_column + c, low, high);
+    for (int64_t i = low; i < high; i++) {
+        int64_t seen = x->seen[i];
+        if (seen == 0) continue;
+        x->seen[i] = 0;
+        const sat_tile *q = &x->s->q[i];
+        int64_t rows = (q->first + q->count - 1) / k->block_rows - q->first / k->block_rows + 1;
+        sat_range top = sat_keys_of(k, q->first), bottom = sat_keys_of(k, q->first + q->count - 1);
+        bool inside = t->count == x->k_rows && t->first >= bottom.begin && end <= top.end;
+        step[n++] = sat_step(i, !(inside && seen == rows * columns));
+    }
+    return n;
 }
 
 #endif

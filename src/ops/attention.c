@@ -28,8 +28,20 @@ static sat_status normalise_shape(sat_attention *t) {
     return SAT_OK;
 }
 
+/* Masks of a pattern whose indices change: it says itself what they are. */
+static sat_status normalise_changing_mask(sat_problem *p, const sat_pattern_view *a) {
+    const int64_t masks[] = {a->mask_batch, a->mask_heads}, all[] = {p->batch, p->attention.heads};
+    for (int i = 0; i < 2; i++)
+        if (masks[i] != 1 && masks[i] != all[i])
+            return sat_fail(SAT_BAD_SIZE, "the pattern's mask_%s is %lld; expected 1, or the problem's %s, %lld",
+                            i ? "heads" : "batch", (long long)masks[i], i ? "heads" : "batch", (long long)all[i]);
+    SAT_TRY(sat_normalise_size(&p->m, a->mask_rows, "m"));
+    return sat_normalise_size(&p->n, a->cols, "n");
+}
+
 /* The pattern is one mask for all heads, or one a head, stacked. */
 static sat_status normalise_mask(sat_problem *p, const sat_pattern_view *a) {
+    if (a->dynamic) return normalise_changing_mask(p, a);
     int64_t each = p->m > 0 ? p->m / a->block_rows + (p->m % a->block_rows != 0) : 0, stacked = -1, rows = -1;
     if (p->m < 0) return sat_fail(SAT_BAD_SIZE, "m is %lld; expected 0 or more", (long long)p->m);
     if (!__builtin_mul_overflow(each, p->attention.heads, &stacked) &&
@@ -338,11 +350,13 @@ static void set_key_fields(const sat_problem *p, const sat_pattern_view *a, bool
     size_t size = sizeof fields->more;
     sat_set_common_key_fields(&(sat_matmul){0}, a, fields);
     sat_mask k = sat_mask_of(p, a);
+    int64_t items = sat_item_rows(a) ? p->batch : 1;
     int at =
         snprintf(to, size, " heads=%lld kv_heads=%lld dim=%lld%s window=%lld%s masks=%lld sequences=%lld",
                  (long long)t->heads, (long long)t->kv_heads, (long long)t->dim, t->causal ? " causal" : "",
                  (long long)t->window, t->lse ? " lse" : "", (long long)sat_mask_count(&k, p), (long long)a->sequences);
     if (at < 0 || (size_t)at >= size) return;
+    if (items > 1) at += snprintf(to + at, size - (size_t)at, " mask_batch=%lld", (long long)items);
     if (t->value_dim != t->dim) at += snprintf(to + at, size - (size_t)at, " value_dim=%lld", (long long)t->value_dim);
     if (t->sinks) at += snprintf(to + at, size - (size_t)at, " sinks");
     if (t->softcap != 0 && !full) at += snprintf(to + at, size - (size_t)at, " softcap");
@@ -400,6 +414,8 @@ const sat_op sat_op_attention = {
     .name = "attention",
     .part_bytes = sizeof(sat_attention),
     .same = same,
+    .takes_dynamic = true,
+    .takes_masks = true,
     .output = 3,
     .names = (const char *const[]){"q", "k", "v", "o", "lse", "sinks", NULL},
     .aligns = "aaac--",
@@ -423,6 +439,8 @@ const sat_op sat_op_attention_backward = {
     .name = "attention-backward",
     .part_bytes = sizeof(sat_attention),
     .same = same,
+    .takes_dynamic = true,
+    .takes_masks = true,
     .output = 6,
     .names = (const char *const[]){"q", "k", "v", "o", "lse", "do", "dq", "dk", "dv", "sinks", "dsinks", NULL},
     .aligns = "aaaa-accc--",

@@ -391,14 +391,15 @@ static bool expect_heads(const sat_trial *t, expectation *e) {
     double *memory = malloc((size_t)(each * (p->n + queries) + 2 * queries + 1) * sizeof *memory);
     key_sums *sums = malloc((size_t)(key_groups + 1) * sizeof *sums);
     bool ok = memory && sums;
-    head w = {.t = t, .e = e, .far = t->fill_case == SAT_FILL_FAR, .mask = sat_mask_of(p, t->pattern)};
+    head w = {.t = t, .e = e, .far = t->fill_case == SAT_FILL_FAR};
     w.lone = w.far && s->softcap == 0;
     w.k.dim = w.q.dim = s->dim, w.v.dim = w.d.dim = s->value_dim;
     w.k.value = memory, w.v.value = memory + p->n * s->dim, w.k.norm = w.v.value + p->n * s->value_dim;
     w.v.norm = w.k.norm + p->n, w.q.value = w.v.norm + p->n, w.d.value = w.q.value + queries * s->dim;
     w.q.norm = w.d.value + queries * s->value_dim, w.d.norm = w.q.norm + queries, w.delta = w.d.norm + queries;
     w.delta_loss = w.delta + queries;
-    for (w.b = 0; ok && w.b < p->batch; w.b++)
+    for (w.b = 0; ok && w.b < p->batch; w.b++) {
+        w.mask = sat_mask_of_item(p, t->pattern, w.b);
         for (w.kv = 0; ok && w.kv < s->kv_heads; w.kv++) {
             load_rows(&w.k, t, 1, &s->k, w.b, w.kv, p->n);
             load_rows(&w.v, t, 2, &s->v, w.b, w.kv, p->n);
@@ -410,6 +411,7 @@ static bool expect_heads(const sat_trial *t, expectation *e) {
                 ok = forward_head(&w);
             }
         }
+    }
     if (back && s->sinks) bound_sinks(p, &e->set[3]);
     if (!back) e->set[0].most *= 1 + 0x1p-4; /* whatever P was rounded to */
     free(memory), free(sums);

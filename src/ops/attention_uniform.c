@@ -45,10 +45,19 @@ static void fill_table(const sat_trial *t, const sat_uniform *u, const sat_unifo
     }
 }
 
+/* The probe as a batch item's masks make it. */
+static sat_uniform of_item(const sat_uniform *u, const sat_pattern_view *a, int64_t b) {
+    sat_uniform one = *u;
+    one.mask = sat_mask_of_item(&u->p, a, b);
+    one.first_row = b * sat_item_rows(a);
+    return one;
+}
+
 /* ---- queries of the gradients ---- */
 
-static sat_uniform_query make_query(const sat_uniform *u, int64_t at) {
-    const sat_attention *t = &u->p.attention;
+static sat_uniform_query make_query(const sat_uniform *all, const sat_pattern_view *a, int64_t at) {
+    const sat_attention *t = &all->p.attention;
+    const sat_uniform item = of_item(all, a, at / all->p.m / t->heads), *u = &item;
     int64_t bh = at / u->p.m, b = bh / t->heads, h = bh % t->heads, i = at % u->p.m, kv = h / (t->heads / t->kv_heads);
     int64_t kept = sat_uniform_count(&u->mask, h, i), first = sat_heads_at(&t->v, b, kv, 0);
     double s = 0, delta = 0, delta_size = 0, d_size = 0;
@@ -77,7 +86,7 @@ sat_status sat_uniform_expect(const sat_trial *t, void **out) {
         e->u.queries.table = e->memory + sat_uniform_doubles(p, &e->u.keys);
         e->u.query = (sat_uniform_query *)(e->u.queries.table + sat_uniform_doubles(p, &e->u.queries));
 #pragma omp parallel for num_threads(t->device->threads) schedule(static)
-        for (int64_t at = 0; at < sat_uniform_queries(p); at++) e->u.query[at] = make_query(&e->u, at);
+        for (int64_t at = 0; at < sat_uniform_queries(p); at++) e->u.query[at] = make_query(&e->u, t->pattern, at);
         fill_table(t, &e->u, &e->u.queries);
     }
     fill_table(t, &e->u, &e->u.keys);
@@ -192,15 +201,20 @@ sat_status sat_uniform_compare(const sat_trial *t, const void *expectation_, sat
 #pragma omp for schedule(dynamic, 4) nowait
         for (int64_t at = 0; at < queries; at++) {
             int64_t bh = at / of_queries;
+            const sat_uniform item = of_item(&x->u, t->pattern, bh / s->heads);
+            c.u = &item;
             sat_range lines = sat_uniform_chunk(p->m, t->pattern->block_rows, at % of_queries);
             for (int64_t e = 0; e < (sat_uniform_backward(p) ? s->dim : s->value_dim) && mine.ok; e += SAT_LANES)
                 compare_queries(&c, bh / s->heads, bh % s->heads, lines, e);
         }
+        c.u = &x->u;
 #pragma omp for schedule(dynamic, 1) nowait
         for (int64_t h = 0; h < (sat_uniform_backward(p) && s->sinks ? s->heads : 0); h++) compare_sink(&c, h);
 #pragma omp for schedule(dynamic, 4) nowait
         for (int64_t at = 0; at < keys; at++) {
             int64_t bh = at / of_keys;
+            const sat_uniform item = of_item(&x->u, t->pattern, bh / s->kv_heads);
+            c.u = &item;
             sat_range lines = sat_uniform_chunk(p->n, t->pattern->block_cols, at % of_keys);
             for (int64_t e = 0; e < sat_uniform_dim(p, true) && mine.ok; e += SAT_LANES)
                 compare_keys(&c, bh / s->kv_heads, bh % s->kv_heads, lines, e);

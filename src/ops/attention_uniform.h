@@ -68,6 +68,9 @@ typedef struct sat_uniform {
     double rel;                    /* of a gradient: what all terms of a sum may have in common */
     sat_uniform_side keys, queries;
     sat_uniform_query *query; /* [batch*heads*m] */
+#ifndef __CUDACC__
+    int64_t first_row; /* block row where the masks of the batch item begin; on a device all items share them */
+#endif
 } sat_uniform;
 
 typedef struct sat_uniform_sum {
@@ -238,6 +241,12 @@ SAT_LINE static inline void sat_uniform_add_run(const sat_uniform *u, const sat_
     for (; i < end; i++) sat_uniform_add_row(u, s, b, h, i, x, sign, sum);
 }
 
+#ifdef __CUDACC__
+#define SAT_FIRST_ROW(u) 0
+#else
+#define SAT_FIRST_ROW(u) (u)->first_row
+#endif
+
 /* Of the rows in r, those whose block is stored: a query's keys (side keys), or a key's queries. `head` is the one
  * whose mask counts, and h the one whose rows are added. */
 SAT_LINE static inline void sat_uniform_add_range(const sat_uniform *u, const sat_uniform_side *s, int64_t b,
@@ -254,7 +263,8 @@ SAT_LINE static inline void sat_uniform_add_range(const sat_uniform *u, const sa
     int64_t own = s->of_queries ? line / k->block_cols : sat_mask_row(k, head, line);
     const int64_t *ptr = s->of_queries ? u->t_ptr : k->row_ptr;
     const int32_t *list = s->of_queries ? u->t_row : k->col_idx;
-    int64_t block = s->of_queries ? k->block_rows : k->block_cols, offset = s->of_queries ? head * k->head_rows : 0;
+    int64_t block = s->of_queries ? k->block_rows : k->block_cols;
+    int64_t offset = s->of_queries ? head * k->head_rows + SAT_FIRST_ROW(u) : 0;
     int64_t low = ptr[own], high = ptr[own + 1], last = high, first = offset + r.begin / block;
     while (low < high) {
         int64_t middle = low + (high - low) / 2;

@@ -138,6 +138,7 @@ typedef struct sat_op {
     void (*set_key_fields)(const sat_problem *p, const sat_pattern_view *a, bool full, sat_key_fields *fields);
     bool without_pattern; /* callers give NULL */
     bool takes_dynamic;   /* patterns whose indices change between runs */
+    bool takes_masks;     /* as masks: several, padded ones, and without values that a block's place would count for */
     /* The rest may be NULL, as `sums_problem` may. */
     /* Operands of indices: made up for a case of a probe, `count` of them; where a run's operands break their rules, in
      * memory that the host reads, what is wrong. NULL: there are none. */

@@ -218,13 +218,20 @@ attention='--seq 100 --dim 32 --heads 4 --block 16'
 for options in '--op attention' '--op attention --kv-heads 2 --kv-seq 130 --causal --window 40' \
     '--op attention --sparsity 0.7 --head-masks --lse' '--op attention --sequences 3 --causal --dtype bf16' \
     '--op attention --dtype f64 --scale -0.5' '--op attention --batch 2 --dtype f16' '--op attention-backward' \
-    '--op attention-backward --kv-heads 1 --sparsity 0.5 --causal --dtype bf16' '--op attention-backward --dtype f64'; do
+    '--op attention-backward --kv-heads 1 --sparsity 0.5 --causal --dtype bf16' '--op attention-backward --dtype f64' \
+    '--op attention --dynamic --sparsity 0.5 --causal' '--op attention --dynamic --sparsity 0.5 --batch 2 --batch-masks' \
+    '--op attention-backward --dynamic --sparsity 0.6 --kv-heads 2 --head-masks --batch 2 --batch-masks'; do
     run race $attention $options --json
     expect_json "race $options" 'o["best"] and o["problem"]["heads"] == 4 and o["problem"]["dim"] == 32'
 done
 run race --op attention --batch 2 --heads 16 --kv-heads 4 --seq 256 --dim 64 --causal --window 64 --block 32 --sparsity 0.5
 expect 'a race of attention says what it was' 0 'attention f32 256x256x64, block 32x32, 32 of 64 blocks (50 % sparse), batch 2, ' \
     '16 heads over 4, causal, window 64'
+run race --op attention --dynamic --batch 2 --batch-masks --heads 2 --head-masks --seq 64 --dim 16 --block 16 --sparsity 0.5
+expect 'a race of masks that change says what it was' 0 'attention f32 64x64x16, block 16x16, 32 of 64 blocks' \
+    'a mask a head, a mask a batch item, indices that change'
+wrong 'op attention: takes no --sequences' race --op attention --dynamic --sequences 2
+wrong 'op attention: takes no --batch-masks' race --op attention --batch-masks
 run race --op attention --heads 1 --block 16 --size 32x48x16 --dim 16
 expect 'sizes may be given by either name' 0 'attention f32 32x48x16'
 grouped='-m 50 -n 24 -k 40 --experts 6 --top-k 2'

@@ -68,16 +68,21 @@ int attention_operands(const sat_problem *p, operand *list) {
 /* ---- which keys a query keeps ---- */
 
 static bool is_stored(const blocks *b, int64_t row, int64_t col) {
-    for (int64_t t = b->row_ptr[row]; t < b->row_ptr[row + 1]; t++)
+    for (int64_t t = b->row_ptr[row]; t < blocks_end(b, row); t++)
         if (b->col_idx[t] == col) return true;
     return false;
 }
 
-static bool is_kept(const check_case *c, int64_t h, int64_t i, int64_t j) {
+// Masks that all heads share, or all items, are counted as one.
+static int64_t mask_number(const check_case *c, int64_t item, int64_t h) {
+    if (!c->mask.used) return c->blocks.grid_rows == grid_of(c->problem.m, c->blocks.block_rows) ? 0 : h;
+    return (c->mask.batch > 1 ? item : 0) * c->mask.heads + (c->mask.heads > 1 ? h : 0);
+}
+
+static bool is_kept(const check_case *c, int64_t item, int64_t h, int64_t i, int64_t j) {
     const blocks *b = &c->blocks;
     const sat_attention *t = &c->problem.attention;
-    int64_t each = grid_of(c->problem.m, b->block_rows), row = i / b->block_rows;
-    if (b->grid_rows != each) row += h * each;
+    int64_t row = mask_number(c, item, h) * grid_of(c->problem.m, b->block_rows) + i / b->block_rows;
     int64_t q0 = 0, q1 = c->problem.m, k0 = 0, k1 = c->problem.n;
     for (int64_t s = 0; s < b->sequences; s++)
         if (i >= b->q_offsets[s] && i < b->q_offsets[s + 1])
@@ -159,7 +164,7 @@ static void weigh(const head *w, int64_t i) {
     int64_t dim = p->attention.dim, n = p->n;
     double largest = w->sink, total = 0, worst = 0, *row = w->p + i * n;
     for (int64_t j = 0; j < n; j++) {
-        w->kept[i * n + j] = is_kept(w->c, w->h, i, j);
+        w->kept[i * n + j] = is_kept(w->c, w->b, w->h, i, j);
         if (!w->kept[i * n + j]) continue;
         double magnitude;
         row[j] = capped(p, p->alpha * dot(w->q + i * dim, w->k + j * dim, dim, &magnitude));

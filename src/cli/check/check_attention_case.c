@@ -7,6 +7,7 @@
 
 #include "../number.h"
 #include "check_attention.h"
+#include "check_mask.h"
 
 typedef struct draw {
     rng *r;
@@ -51,11 +52,11 @@ static int64_t block_side(draw *d, int64_t whole) {
     return sides[rng_below(d->r, wildly(d, 1) ? 11 : 4)];
 }
 
-static bool make_mask(draw *d, const sat_problem *p, blocks *b) {
-    bool own = wildly(d, 0.25), full = rng_chance(d->r, 0.35);
+// `masks` of the problem's rows, one after the other.
+static bool make_mask(draw *d, const sat_problem *p, int64_t masks, blocks *b) {
+    bool full = rng_chance(d->r, 0.35);
     *b = (blocks){.block_rows = block_side(d, p->m), .block_cols = block_side(d, p->n), .cols = p->n};
-    int64_t each = grid_of(p->m, b->block_rows);
-    b->rows = own ? p->attention.heads * each * b->block_rows : p->m;
+    b->rows = masks > 1 ? masks * grid_of(p->m, b->block_rows) * b->block_rows : p->m;
     b->grid_rows = grid_of(b->rows, b->block_rows), b->grid_cols = grid_of(b->cols, b->block_cols);
     b->row_ptr = calloc((size_t)b->grid_rows + 1, sizeof *b->row_ptr);
     b->col_idx = calloc((size_t)(b->grid_rows * b->grid_cols) + 1, sizeof *b->col_idx);
@@ -68,6 +69,14 @@ static bool make_mask(draw *d, const sat_problem *p, blocks *b) {
         b->row_ptr[row + 1] = b->count;
     }
     return true;
+}
+
+// One whose indices change: every item and head may have one of its own.
+static bool make_changing_mask(draw *d, check_case *c) {
+    const sat_problem *p = &c->problem;
+    c->mask.batch = rng_chance(d->r, 0.5) ? p->batch : 1;
+    c->mask.heads = rng_chance(d->r, 0.5) ? p->attention.heads : 1;
+    return make_mask(d, p, c->mask.batch * c->mask.heads, &c->blocks) && mask_open(c, d->r);
 }
 
 static void cut(draw *d, int64_t total, int64_t parts, int64_t *offsets) { // random lengths, some of them 0
@@ -162,7 +171,9 @@ bool attention_case(const sat_variant *v, rng *r, double wild, int64_t sides, ch
     if (sides == 0 && v->backend == SAT_CUDA && rng_chance(r, 0.3)) d.sides = 800;
     choose_problem(&d, v, &c->problem);
     choose_layouts(&d, &c->problem);
-    return make_mask(&d, &c->problem, &c->blocks) && make_sequences(&d, &c->problem, &c->blocks);
+    if ((v->flags & SAT_V_DYNAMIC) && rng_chance(r, 0.4)) return make_changing_mask(&d, c);
+    int64_t masks = wildly(&d, 0.25) ? c->problem.attention.heads : 1;
+    return make_mask(&d, &c->problem, masks, &c->blocks) && make_sequences(&d, &c->problem, &c->blocks);
 }
 
 void attention_text(const check_case *c, char *out, size_t capacity) {
@@ -180,6 +191,11 @@ void attention_text(const check_case *c, char *out, size_t capacity) {
         t->kv_heads, p->m, p->n, t->dim, value_dim_of(p), b->block_rows, b->block_cols, b->count, b->grid_rows,
         b->grid_cols, t->causal ? ", causal" : "", t->window, t->lse ? ", LSE" : "", t->sinks ? ", sinks" : "",
         b->sequences, p->alpha, t->softcap, p->a_align, p->c_align, (int)c->place);
+    if (c->mask.used && at > 0 && (size_t)at < capacity)
+        at += snprintf(out + at, capacity - (size_t)at,
+                       ", i%d, changing, masks of %" PRId64 " items and %" PRId64 " heads, row stride %" PRId64 "%s",
+                       c->index_type == SAT_I32 ? 32 : 64, c->mask.batch, c->mask.heads, c->mask.row_stride,
+                       c->mask.fault ? ", faulty" : "");
     for (int i = 0; i < (p->op == SAT_ATTENTION ? 4 : 8) && at > 0 && (size_t)at < capacity; i++)
         at += snprintf(out + at, capacity - (size_t)at, " %s=%" PRId64 ",%" PRId64 ",%" PRId64, names[i],
                        list[i]->batch_stride, list[i]->head_stride, list[i]->row_stride);

@@ -13,9 +13,12 @@ typedef struct check_mask {
     bool used;
     int64_t capacity;
     double density;             /* the hint */
-    int64_t *raw_ptr, *raw_col; /* what a run is given: grid_rows + 1, capacity; owned */
-    sat_status fault;           /* of these */
-    void *row_ptr, *col_idx;    /* where the device has them; NULL: nowhere yet */
+    int64_t batch, heads;       /* attention: items and heads with a mask of their own, 1: all share it; else 0 */
+    int64_t row_stride;         /* padded: raw_ptr has the counts of rows; 0: compressed */
+    int64_t *raw_ptr, *raw_col; /* what a run is given: grid_rows + 1, raw_count; owned */
+    int64_t raw_count;
+    sat_status fault;        /* of these */
+    void *row_ptr, *col_idx; /* where the device has them; NULL: nowhere yet */
 } check_mask;
 
 typedef struct check_case {

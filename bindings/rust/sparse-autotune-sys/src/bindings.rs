@@ -158,6 +158,10 @@ pub struct sat_dynamic_bsr {
     pub col_idx: *const ::core::ffi::c_void,
     pub density: f64,
     pub skew: f64,
+    pub mask_batch: i64,
+    pub mask_heads: i64,
+    pub row_counts: *const ::core::ffi::c_void,
+    pub row_stride: i64,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -201,6 +205,9 @@ pub struct sat_pattern_view {
     pub row_end: *const i64,
     pub device_row_end: *const i64,
     pub dynamic: *const sat_dynamic,
+    pub mask_batch: i64,
+    pub mask_heads: i64,
+    pub mask_rows: i64,
 }
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
@@ -708,7 +715,7 @@ const _: () = {
 };
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of sat_dynamic_bsr"][::core::mem::size_of::<sat_dynamic_bsr>() - 88usize];
+    ["Size of sat_dynamic_bsr"][::core::mem::size_of::<sat_dynamic_bsr>() - 120usize];
     [
         "Alignment of sat_dynamic_bsr",
     ][::core::mem::align_of::<sat_dynamic_bsr>() - 8usize];
@@ -745,10 +752,22 @@ const _: () = {
     [
         "Offset of field: sat_dynamic_bsr::skew",
     ][::core::mem::offset_of!(sat_dynamic_bsr, skew) - 80usize];
+    [
+        "Offset of field: sat_dynamic_bsr::mask_batch",
+    ][::core::mem::offset_of!(sat_dynamic_bsr, mask_batch) - 88usize];
+    [
+        "Offset of field: sat_dynamic_bsr::mask_heads",
+    ][::core::mem::offset_of!(sat_dynamic_bsr, mask_heads) - 96usize];
+    [
+        "Offset of field: sat_dynamic_bsr::row_counts",
+    ][::core::mem::offset_of!(sat_dynamic_bsr, row_counts) - 104usize];
+    [
+        "Offset of field: sat_dynamic_bsr::row_stride",
+    ][::core::mem::offset_of!(sat_dynamic_bsr, row_stride) - 112usize];
 };
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of sat_pattern_view"][::core::mem::size_of::<sat_pattern_view>() - 272usize];
+    ["Size of sat_pattern_view"][::core::mem::size_of::<sat_pattern_view>() - 296usize];
     [
         "Alignment of sat_pattern_view",
     ][::core::mem::align_of::<sat_pattern_view>() - 8usize];
@@ -854,6 +873,15 @@ const _: () = {
     [
         "Offset of field: sat_pattern_view::dynamic",
     ][::core::mem::offset_of!(sat_pattern_view, dynamic) - 264usize];
+    [
+        "Offset of field: sat_pattern_view::mask_batch",
+    ][::core::mem::offset_of!(sat_pattern_view, mask_batch) - 272usize];
+    [
+        "Offset of field: sat_pattern_view::mask_heads",
+    ][::core::mem::offset_of!(sat_pattern_view, mask_heads) - 280usize];
+    [
+        "Offset of field: sat_pattern_view::mask_rows",
+    ][::core::mem::offset_of!(sat_pattern_view, mask_rows) - 288usize];
 };
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {

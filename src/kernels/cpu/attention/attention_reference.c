@@ -112,9 +112,9 @@ static void gradient_of_sink(call *c) {
     ((float *)c->l->operands[10])[c->h] = (float)sum;
 }
 
-static call call_of(const sat_launch *l) {
-    return (call){.l = l, .p = l->problem, .t = &l->problem->attention, .mask = sat_mask_of(l->problem, l->pattern)};
-}
+static call call_of(const sat_launch *l) { return (call){.l = l, .p = l->problem, .t = &l->problem->attention}; }
+
+static void go_to_item(call *c, int64_t b) { c->b = b, c->mask = sat_mask_of_item(c->p, c->l->pattern, b); }
 
 static sat_status forward(const sat_launch *l) {
     const call all = call_of(l);
@@ -122,7 +122,8 @@ static sat_status forward(const sat_launch *l) {
 #pragma omp parallel for num_threads(l->threads) schedule(dynamic, 16)
     for (int64_t row = 0; row < rows; row++) {
         call c = all;
-        c.b = row / all.p->m / all.t->heads, c.h = row / all.p->m % all.t->heads, c.kv = c.h / share;
+        go_to_item(&c, row / all.p->m / all.t->heads);
+        c.h = row / all.p->m % all.t->heads, c.kv = c.h / share;
         forward_row(&c, row % all.p->m);
     }
     return SAT_OK;
@@ -137,7 +138,8 @@ static sat_status backward(const sat_launch *l) {
         call c = all;
         int64_t each = row < queries ? all.p->m : all.p->n, heads = row < queries ? t->heads : t->kv_heads;
         int64_t at = row < queries ? row : row - queries;
-        c.b = at / each / heads, c.h = c.kv = at / each % heads;
+        go_to_item(&c, at / each / heads);
+        c.h = c.kv = at / each % heads;
         if (row < queries) c.kv = c.h / (t->heads / t->kv_heads), query_row(&c, at % each);
         else key_row(&c, at % each);
     }
@@ -159,7 +161,7 @@ SAT_FAMILY(cpu_attention_reference) = {
     .revision = "1",
     .op = SAT_ATTENTION,
     .backend = SAT_CPU,
-    .flags = SAT_V_REFERENCE | SAT_V_BATCHED,
+    .flags = SAT_V_REFERENCE | SAT_V_BATCHED | SAT_V_DYNAMIC,
     .about = "from the definition, in double precision; takes everything",
     .supports = sat_takes_all,
     .estimate = estimate,
@@ -170,7 +172,7 @@ SAT_FAMILY(cpu_attention_backward_reference) = {
     .revision = "1",
     .op = SAT_ATTENTION_BACKWARD,
     .backend = SAT_CPU,
-    .flags = SAT_V_REFERENCE | SAT_V_BATCHED,
+    .flags = SAT_V_REFERENCE | SAT_V_BATCHED | SAT_V_DYNAMIC,
     .about = "from the definition, in double precision; takes everything",
     .supports = sat_takes_all,
     .estimate = estimate,

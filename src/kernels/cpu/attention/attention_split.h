@@ -224,11 +224,11 @@ static void begin_rows(item *w, const sat_launch *l, int64_t b) {
     }
 }
 
-static void run_item(const sat_launch *l, const sat_mask *mask, split_shape s, int64_t number, float *scratch,
-                     float *partial) {
+static void run_item(const sat_launch *l, split_shape s, int64_t number, float *scratch, float *partial) {
     const sat_attention *t = &l->problem->attention;
     int64_t kv = number / s.splits % t->kv_heads, b = number / s.splits / t->kv_heads;
-    item w = {.p = l->problem, .t = t, .mask = mask, .s = s, .head = kv * (t->heads / t->kv_heads)};
+    const sat_mask mask = sat_mask_of_item(l->problem, l->pattern, b);
+    item w = {.p = l->problem, .t = t, .mask = &mask, .s = s, .head = kv * (t->heads / t->kv_heads)};
     w.k = (head_rows){l->operands[1], sat_heads_at(&t->k, b, kv, 0), t->k.row_stride};
     w.v = (head_rows){l->operands[2], sat_heads_at(&t->v, b, kv, 0), t->v.row_stride};
     w.q = scratch, w.score = scratch + s.rows * s.pitch;
@@ -282,13 +282,12 @@ static void reduce_row(const sat_launch *l, split_shape s, int64_t group, int64_
 
 static sat_status launch(const sat_launch *l) {
     const split_shape s = shape_of(l->problem);
-    const sat_mask mask = sat_mask_of(l->problem, l->pattern);
     float *scratch = l->workspace, *partial = scratch + l->device->threads * scratch_floats(&s);
 #pragma omp parallel num_threads(l->threads) if (l->threads > 1)
     {
         float *own = scratch + omp_get_thread_num() * scratch_floats(&s);
 #pragma omp for schedule(dynamic, 1)
-        for (int64_t i = 0; i < s.items; i++) run_item(l, &mask, s, i, own, partial);
+        for (int64_t i = 0; i < s.items; i++) run_item(l, s, i, own, partial);
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < s.items / s.splits * s.rows; i++)
             reduce_row(l, s, i / s.rows, i % s.rows, partial, own);
@@ -323,6 +322,7 @@ static size_t workspace(const sat_variant *v, const sat_problem *p, const sat_pa
 
 #define SPLIT_FAMILY(words)                                                                                            \
     {                                                                                                                  \
-        .revision = "1", .op = SAT_ATTENTION, .backend = SAT_CPU, .flags = SAT_V_BATCHED | SAT_V_SCRATCH,              \
-        .about = words, .supports = supports, .estimate = estimate, .workspace = workspace, .launch = launch           \
+        .revision = "1", .op = SAT_ATTENTION, .backend = SAT_CPU,                                                      \
+        .flags = SAT_V_BATCHED | SAT_V_SCRATCH | SAT_V_DYNAMIC, .about = words, .supports = supports,                  \
+        .estimate = estimate, .workspace = workspace, .launch = launch                                                 \
     }

@@ -59,6 +59,30 @@ static inline float *attention_delta(const sat_launch *l) {
     return (float *)l->workspace + (size_t)l->device->threads * attention_scratch_floats(&l->problem->attention);
 }
 
+static inline size_t attention_delta_floats(const sat_problem *p) {
+    return p->op == SAT_ATTENTION_BACKWARD ? (size_t)(p->batch * p->attention.heads * p->m) : 0;
+}
+
+/* Where indices change, what a thread makes a list in: a mark for each tile, and as many steps. */
+typedef struct attention_list {
+    int64_t *seen;
+    int32_t *step;
+} attention_list;
+
+static inline size_t attention_most_tiles(const sat_problem *p) {
+    return (size_t)sat_max(p->m, p->n) / ATTENTION_TILE + 1;
+}
+
+static inline size_t attention_list_floats(const sat_problem *p) { return 4 * attention_most_tiles(p); }
+
+static inline attention_list attention_list_of(const sat_launch *l, int thread) {
+    size_t before = (attention_delta_floats(l->problem) + 1) / 2 * 2, tiles = attention_most_tiles(l->problem);
+    float *at = attention_delta(l) + before + (size_t)thread * attention_list_floats(l->problem);
+    attention_list x = {(int64_t *)(void *)at, (int32_t *)(void *)(at + 2 * tiles)};
+    memset(x.seen, 0, tiles * sizeof *x.seen);
+    return x;
+}
+
 /* ---- packing and unpacking tiles ---- */
 
 /* Rows of a head: an operand, where its first row is, and how far the next. */
@@ -253,8 +277,48 @@ typedef struct task {
     attention_scratch w;
     int64_t dim, value_dim; /* padded */
     int64_t b, h, kv;
+    attention_list list; /* where indices change */
     uint64_t bits[ATTENTION_TILE];
 } task;
+
+/* The tiles that pass in a task, see kernels/attention_schedule.h. */
+typedef struct passing {
+    const int32_t *step;
+    int64_t count;
+} passing;
+
+static passing passing_of(const sat_step_lists *lists, int64_t place) {
+    return (passing){lists->step + lists->start[place], lists->start[place + 1] - lists->start[place]};
+}
+
+static sat_changing_lists changing_lists_of(const task *k) {
+    const sat_pattern_view *a = k->l->pattern;
+    return (sat_changing_lists){.s = k->s,
+                                .mask = &k->mask,
+                                .q_rows = ATTENTION_TILE,
+                                .k_rows = ATTENTION_TILE,
+                                .t_ptr = a->t_ptr,
+                                .t_row = a->t_row,
+                                .first_row = k->b * sat_item_rows(a),
+                                .seen = k->list.seen};
+}
+
+/* Key tiles of a query tile. */
+static passing keys_of(task *k, int64_t place) {
+    if (!k->l->pattern->dynamic) return passing_of(&k->s->by_query, place);
+    const sat_changing_lists x = changing_lists_of(k);
+    int64_t count = sat_changing_list_of_query(&x, k->h, &k->s->q[place % k->s->q_tiles], k->list.step);
+    return (passing){k->list.step, count};
+}
+
+/* Query tiles of a key tile, for the head that the task is at. */
+static passing queries_of(task *k, int64_t tile) {
+    if (!k->l->pattern->dynamic) return passing_of(&k->s->by_key, (k->s->masks > 1 ? k->h : 0) * k->s->k_tiles + tile);
+    const sat_changing_lists x = changing_lists_of(k);
+    return (passing){k->list.step, sat_changing_list_of_key(&x, k->h, &k->s->k[tile], k->list.step)};
+}
+
+static void go_to_item(task *k, int64_t b) { k->b = b, k->mask = sat_mask_of_item(k->p, k->l->pattern, b); }
 
 static int vectors_of(int64_t count, int64_t panel) { return count - panel * PANEL > LANES ? 2 : 1; }
 
@@ -343,8 +407,8 @@ static void forward_step(task *k, const sat_tile *q, int32_t step) {
 
 static void forward_tile(task *k, int64_t place) {
     const sat_attention *t = k->t;
-    const sat_step_lists *lists = &k->s->by_query;
     const sat_tile *q = &k->s->q[place % k->s->q_tiles];
+    const passing keys = keys_of(k, place);
     float *row_max = k->w.row[0], *row_sum = k->w.row[1], *factor = k->w.row[2];
     attention_rows rows = attention_rows_of(k->l, 0, &t->q, k->b, k->h, q->first);
     attention_pack(k->p->a_dtype, rows, q->count, t->dim, PANEL, k->w.panel[0]);
@@ -352,7 +416,7 @@ static void forward_tile(task *k, int64_t place) {
     double sink = sat_sink_of(k->p, k->l->operands, k->h); /* a key that was there before all others */
     for (int i = 0; i < ATTENTION_TILE; i++)
         row_max[i] = (float)(sink * ATTENTION_LOG2E), row_sum[i] = isinf(sink) ? 0 : 1;
-    for (int64_t i = lists->start[place]; i < lists->start[place + 1]; i++) forward_step(k, q, lists->step[i]);
+    for (int64_t i = 0; i < keys.count; i++) forward_step(k, q, keys.step[i]);
     for (int i = 0; i < ATTENTION_TILE; i++) factor[i] = row_sum[i] == 0 ? 0 : 1 / row_sum[i];
     rows = attention_rows_of(k->l, 3, &t->o, k->b, k->h, q->first);
     attention_unpack(k->p->a_dtype, rows, q->count, t->value_dim, PANEL, k->w.sum[0], factor);
@@ -423,8 +487,8 @@ static void delta_of(const task *k, const sat_tile *q, float *delta) {
 
 static void query_tile(task *k, int64_t place) {
     const sat_attention *t = k->t;
-    const sat_step_lists *lists = &k->s->by_query;
     const sat_tile *q = &k->s->q[place % k->s->q_tiles];
+    const passing keys = keys_of(k, place);
     float *lse = k->w.row[0], *delta = k->w.row[1], *factor = k->w.row[2];
     attention_rows rows = attention_rows_of(k->l, 0, &t->q, k->b, k->h, q->first);
     attention_pack(k->p->a_dtype, rows, q->count, t->dim, PANEL, k->w.panel[0]);
@@ -439,8 +503,7 @@ static void query_tile(task *k, int64_t place) {
         if (i >= q->count) delta[i] = 0;
         factor[i] = (float)k->p->alpha;
     }
-    for (int64_t i = lists->start[place]; i < lists->start[place + 1]; i++)
-        query_step(k, q, lists->step[i], lse, delta);
+    for (int64_t i = 0; i < keys.count; i++) query_step(k, q, keys.step[i], lse, delta);
     rows = attention_rows_of(k->l, 6, &t->dq, k->b, k->h, q->first);
     attention_unpack(k->p->a_dtype, rows, q->count, t->dim, PANEL, k->w.sum[0], factor);
 }
@@ -472,7 +535,6 @@ static void key_step(task *k, const sat_tile *keys, int32_t step) {
 
 static void key_tile(task *k, int64_t tile) {
     const sat_attention *t = k->t;
-    const sat_step_lists *lists = &k->s->by_key;
     const sat_tile *keys = &k->s->k[tile];
     float factor[2][ATTENTION_TILE];
     attention_rows rows = attention_rows_of(k->l, 1, &t->k, k->b, k->kv, keys->first);
@@ -483,8 +545,8 @@ static void key_tile(task *k, int64_t tile) {
     memset(k->w.sum[1], 0, (size_t)(ATTENTION_TILE * k->value_dim) * sizeof(float));
     int64_t share = t->heads / t->kv_heads;
     for (k->h = k->kv * share; k->h < (k->kv + 1) * share; k->h++) {
-        int64_t place = (k->s->masks > 1 ? k->h : 0) * k->s->k_tiles + tile;
-        for (int64_t i = lists->start[place]; i < lists->start[place + 1]; i++) key_step(k, keys, lists->step[i]);
+        const passing queries = queries_of(k, tile);
+        for (int64_t i = 0; i < queries.count; i++) key_step(k, keys, queries.step[i]);
     }
     for (int i = 0; i < ATTENTION_TILE; i++) factor[0][i] = (float)k->p->alpha, factor[1][i] = 1;
     rows = attention_rows_of(k->l, 7, &t->dk, k->b, k->kv, keys->first);
@@ -496,17 +558,19 @@ static void key_tile(task *k, int64_t tile) {
 /* ---- launches ---- */
 
 static task task_of(const sat_launch *l) {
+    bool changes = l->pattern->dynamic != NULL;
     return (task){.l = l,
                   .p = l->problem,
                   .t = &l->problem->attention,
                   .s = (const sat_attention_schedule *)l->state,
-                  .mask = sat_mask_of(l->problem, l->pattern),
+                  .list = changes ? attention_list_of(l, omp_get_thread_num()) : (attention_list){0},
                   .dim = attention_padded(l->problem->attention.dim),
                   .value_dim = attention_padded(l->problem->attention.value_dim),
                   .w = attention_scratch_of(l, omp_get_thread_num())};
 }
 
-/* Query tiles of all heads: one head after the other, so that its keys stay in the cache, its longest tiles first. */
+/* Query tiles of all heads: one head after the other, so that its keys stay in the cache, its longest tiles first.
+ * Which those are is not known where indices change; then the last ones, which see the most in a causal mask. */
 static void query_tasks(const sat_launch *l, void (*run)(task *k, int64_t place)) {
     const sat_attention_schedule *s = (const sat_attention_schedule *)l->state;
     const sat_attention *t = &l->problem->attention;
@@ -515,9 +579,11 @@ static void query_tasks(const sat_launch *l, void (*run)(task *k, int64_t place)
 #pragma omp for schedule(dynamic, 1)
     for (int64_t i = 0; i < count; i++) {
         int64_t place = s->masks > 1 ? i % (t->heads * each) : i % each;
-        k.b = i / each / t->heads, k.h = i / each % t->heads;
-        place = s->by_query.order[place];
-        if (s->masks > 1) k.h = place / each; /* sorted over all heads */
+        go_to_item(&k, i / each / t->heads);
+        k.h = i / each % t->heads;
+        if (l->pattern->dynamic) place = each - 1 - i % each;
+        else place = s->by_query.order[place];
+        if (s->masks > 1 && !l->pattern->dynamic) k.h = place / each; /* sorted over all heads */
         k.kv = k.h / share;
         run(&k, place);
     }
@@ -530,8 +596,10 @@ static void key_tasks(const sat_launch *l) {
     task k = task_of(l);
 #pragma omp for schedule(dynamic, 1)
     for (int64_t i = 0; i < count; i++) {
-        k.b = i / s->k_tiles / t->kv_heads, k.kv = i / s->k_tiles % t->kv_heads;
-        key_tile(&k, s->masks > 1 ? i % s->k_tiles : s->by_key.order[i % s->k_tiles]);
+        bool in_order = s->masks > 1 || l->pattern->dynamic;
+        go_to_item(&k, i / s->k_tiles / t->kv_heads);
+        k.kv = i / s->k_tiles % t->kv_heads;
+        key_tile(&k, in_order ? i % s->k_tiles : s->by_key.order[i % s->k_tiles]);
     }
 }
 
@@ -588,9 +656,9 @@ static double attention_estimate(const sat_variant *v, const sat_problem *p, con
 
 static size_t attention_workspace(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
                                   const sat_device *d) {
-    (void)v, (void)a;
-    size_t floats = (size_t)d->threads * attention_scratch_floats(&p->attention);
-    if (p->op == SAT_ATTENTION_BACKWARD) floats += (size_t)(p->batch * p->attention.heads * p->m);
+    (void)v;
+    size_t floats = (size_t)d->threads * attention_scratch_floats(&p->attention) + attention_delta_floats(p);
+    if (a->dynamic) floats += 1 + (size_t)d->threads * attention_list_floats(p);
     return floats * sizeof(float);
 }
 
@@ -607,7 +675,7 @@ static void attention_release(const sat_variant *v, void *state) {
 
 #define TILED_FAMILY(operation, run, words)                                                                            \
     {                                                                                                                  \
-        .revision = "1", .op = operation, .backend = SAT_CPU, .flags = SAT_V_BATCHED | SAT_V_SCRATCH, .about = words,  \
-        .supports = attention_supports, .estimate = attention_estimate, .workspace = attention_workspace,              \
-        .prepare = attention_prepare, .launch = run, .release = attention_release                                      \
+        .revision = "1", .op = operation, .backend = SAT_CPU, .flags = SAT_V_BATCHED | SAT_V_SCRATCH | SAT_V_DYNAMIC,  \
+        .about = words, .supports = attention_supports, .estimate = attention_estimate,                                \
+        .workspace = attention_workspace, .prepare = attention_prepare, .launch = run, .release = attention_release    \
     }
