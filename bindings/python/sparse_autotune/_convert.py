@@ -110,6 +110,7 @@ def _block_rows(pattern: Pattern) -> np.ndarray:
 
 
 def to_dense(a: BsrMatrix) -> Any:
+    a = a.to_static()
     pattern, values = a._pattern, a._values
     operand = _arrays.describe(values, "values")
     if operand.kind == "dlpack":
@@ -264,6 +265,7 @@ def _to_framework(values: Any, where: str, dtype: str) -> Any:
 
 def _whole(a: BsrMatrix, whose: str) -> BsrMatrix:
     """The matrix as others store it: not by a view of its transpose, and in blocks that divide it."""
+    a = a.to_static()
     a = contiguous(a) if a.is_transposed else a
     if any(s % b for s, b in zip(a._pattern.shape, a._pattern.block)):
         raise ValueError(

@@ -281,7 +281,7 @@ def _numpy_product(a: BsrMatrix, b: Any, left: bool, options: Options) -> Any:
     quick = _quick.runner(
         a._plans, (a._transposed, left, options.activation, options.alpha, bias is not None), options.alpha
     )
-    inputs = (a._values, b) if bias is None else (a._values, b, bias)
+    inputs = a._values, b, *(() if bias is None else (bias,)), *a._pattern.indices
     result = quick.run(*inputs)
     if result is None:
         result, made = product_with_plan(a, b, left, None, options, _quick.serves(*inputs))
@@ -294,7 +294,10 @@ def _product_into(a: BsrMatrix, b: Any, left: bool, out: Any, options: Options) 
     """A plain product into memory that is given, which gives the runner its plan."""
     _, made = product_with_plan(a, b, left, out, options, True)
     _quick.install(
-        _quick.runner(a._plans, (a._transposed, left, 0, 1.0, False)), (a._values, b, out), (), made
+        _quick.runner(a._plans, (a._transposed, left, 0, 1.0, False)),
+        (a._values, b, *a._pattern.indices, out),
+        (),
+        made,
     )
     a._follow()
     return out

@@ -20,10 +20,11 @@ except ImportError:
 
 
 def _failed(status: int) -> None:
-    """Raises what a run failed with. A wrong argument is left to the full path, which names it."""
+    """Raises what a run failed with. A wrong argument is left to the full path, which names it; a fault of
+    indices is not, since it is returned once, and the run may be an earlier one."""
     _abi.raise_interrupt()
     error = _abi.failure(status)
-    if not isinstance(error, _abi.ArgumentError):
+    if not isinstance(error, _abi.ArgumentError) or error.status in _abi.INDEX_FAULTS:
         raise error
 
 
@@ -86,12 +87,25 @@ def is_runner(x: Any) -> bool:
     return _fast is not None and type(x) is _fast.Runner
 
 
+class _Bringing:
+    """A runner that is given a matrix's indices, too."""
+
+    __slots__ = ("into", "run")
+
+    def __init__(self, quick: Any, indices: tuple):
+        run, into = quick.run, quick.into
+        self.run = lambda values, b: run(values, b, *indices)
+        self.into = lambda values, b, out: into(values, b, *indices, out)
+
+
 def adopt(matrix: Any) -> None:
     """Gives a matrix the runners of its plain products."""
     if _fast is not None:
         plans, transposed = matrix._plans, matrix._transposed
         matrix._adopted = plans.caches
         right, left = (runner(plans, (transposed, left, 0, 1.0, False)) for left in (False, True))
+        if matrix.is_dynamic:
+            right, left = (_Bringing(r, plans.indices) for r in (right, left))
         matrix._runner, matrix._into = right.run, right.into
         matrix._left_runner, matrix._left_into = left.run, left.into
 
@@ -109,6 +123,12 @@ torch_types: tuple = ()
 install_torch: Any = None
 
 
+def lists_among(inputs: tuple, results: tuple) -> list[tuple[int, Any]]:
+    """A bias, offsets and indices, of whose alignment a plan asks nothing, with their places."""
+    last = len(inputs) - (not results)
+    return [(i, x) for i, x in enumerate(inputs[:last]) if i > 1 and x.ndim == 1]
+
+
 def install(quick: Any, inputs: tuple, results: tuple, made: Kept | None) -> None:
     """Adds what an operation ran by, so that the next one like it is quick. No results: the last input is the
     result. What cannot be added goes back to its pattern with the last reference to it."""
@@ -118,7 +138,7 @@ def install(quick: Any, inputs: tuple, results: tuple, made: Kept | None) -> Non
         install_torch(quick, inputs, results, made)
         return
     aligned = [alignment(x.__array_interface__["data"][0], "cpu") for x in (*inputs, *results)]
-    if results and len(inputs) == 3:  # a bias, or offsets, of which a plan asks nothing
-        aligned[2] = inputs[2].itemsize
+    for i, x in lists_among(inputs, results):
+        aligned[i] = x.itemsize
     makers = tuple((np.empty, (x.shape, x.dtype)) for x in results)
     quick.add(inputs, tuple(aligned), makers, made.stream, _abi.get_threads(), 0, made.plan.handle, made)

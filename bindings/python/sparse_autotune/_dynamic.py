@@ -1,0 +1,277 @@
+"""Patterns whose indices change: arrays of the caller's, which products read where they are when they run.
+
+Nothing is kept by the address of an array. Each run is given the indices, and its plan is that of a `Kind`,
+which all matrices of one shape, block and capacity share. So new arrays at each step, arrays that are
+rewritten and arrays that come to the address of others are all the same to it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import numbers
+import threading
+import warnings
+from typing import Any
+
+import numpy as np
+
+from . import _abi, _arrays, _context
+from ._arrays import torch_module
+from ._pattern import Pattern, Patterned, grid_of
+
+MOST_KINDS = 256  # whose plans are kept; the oldest goes first
+EXPECTED = "a torch tensor, or a NumPy, CuPy or DLPack array"
+_TYPES = {"int32": _abi.I32, "int64": _abi.I64}
+
+
+# ---- index arrays ----
+
+
+def _is_tensor(x: Any) -> bool:
+    torch = torch_module()
+    return torch is not None and isinstance(x, torch.Tensor)
+
+
+def _is_cupy(x: Any) -> bool:
+    cupy = _arrays.cupy_module()
+    return cupy is not None and isinstance(x, cupy.ndarray)
+
+
+def _shared(x: Any, name: str, tensor: bool) -> Any:
+    """The very memory as an array whose pointer can be read; as a tensor where the values are one."""
+    if _is_tensor(x) or (not tensor and (isinstance(x, np.ndarray) or _is_cupy(x))):
+        return x
+    if not hasattr(x, "__dlpack__") or not hasattr(x, "__dlpack_device__"):
+        raise TypeError(f"{name} is a {type(x).__name__}; expected {EXPECTED}, which products read in place")
+    if isinstance(x, np.ndarray):
+        with warnings.catch_warnings():  # of read-only arrays, to which nothing here writes
+            warnings.simplefilter("ignore")
+            return torch_module().from_numpy(x)
+    try:
+        if tensor:
+            return torch_module().from_dlpack(x)
+        on_cpu = int(x.__dlpack_device__()[0]) == 1
+        return (np if on_cpu else __import__("cupy")).from_dlpack(x)
+    except Exception as error:  # whatever the maker's code raises
+        raise TypeError(f"{name} is a {type(x).__name__} whose memory cannot be shared: {error}") from error
+
+
+def _facts(x: Any) -> tuple[str, str, bool]:
+    """The dtype, the device, and whether there are no gaps."""
+    if _is_tensor(x):
+        dense = x.layout is torch_module().strided and not x.is_nested
+        return str(x.dtype).removeprefix("torch."), str(x.device), dense and x.is_contiguous()
+    dtype = x.dtype.name if x.dtype.isnative else str(x.dtype)
+    if _is_cupy(x):
+        return dtype, f"cuda:{x.device.id}", x.flags.c_contiguous
+    return dtype, "cpu", x.flags.c_contiguous and x.flags.aligned
+
+
+def _check_array(x: Any, name: str, count: int | None, what: str) -> str:
+    """Its dtype. `count`: how many entries it must have, for `what`."""
+    dtype, _, dense = _facts(x)
+    if dtype not in _TYPES:
+        raise TypeError(f"{name} has dtype {dtype}; expected int32 or int64")
+    if len(x.shape) != 1:
+        raise ValueError(f"{name} has {len(x.shape)} dimensions; expected 1")
+    if not dense:
+        raise ValueError(f"{name} has gaps between its entries; expected none, since it is read in place")
+    if count is not None and x.shape[0] != count:
+        raise ValueError(f"{name} has {x.shape[0]} entries; expected {count} {what}")
+    return dtype
+
+
+def check_indices(row_ptr: Any, col_idx: Any, shape: tuple, block: tuple, capacity: int | None) -> str:
+    """Their dtype. Asks for nothing that they hold. `capacity` None: as many as there are columns."""
+    rows, cols = grid_of(shape, block)
+    about = f"for {shape[0]} rows in blocks of {block[0]}"
+    dtype = _check_array(row_ptr, "row_ptr", rows + 1, about)
+    if _check_array(col_idx, "col_idx", capacity, "of the capacity") != dtype:
+        raise TypeError(f"row_ptr has dtype {dtype} and col_idx {_facts(col_idx)[0]}; expected one dtype")
+    if col_idx.shape[0] > rows * cols:
+        raise ValueError(
+            f"col_idx has {col_idx.shape[0]} entries; expected at most the {rows} x {cols} blocks of the matrix"
+        )
+    return dtype
+
+
+def _check_device(row_ptr: Any, col_idx: Any, device: str) -> None:
+    for x, name in ((row_ptr, "row_ptr"), (col_idx, "col_idx")):
+        where = _facts(x)[1]
+        if where != device:
+            raise ValueError(f"{name} is on {where} and the values on {device}; expected one device")
+
+
+def _hint(x: Any, name: str, least: float, most: float, expected: str) -> float:
+    """A hint as C takes it, where 0 is none."""
+    if x is None:
+        return 0.0
+    if not isinstance(x, numbers.Real):
+        raise TypeError(f"{name} is {x!r}; expected a number")
+    if not least <= x <= most or math.isinf(x):
+        raise ValueError(f"{name} is {x}; expected {expected}")
+    return float(x)
+
+
+# ---- plans ----
+
+
+class Kind(Patterned):
+    """What dynamic patterns of one shape, block, capacity, index type and hints have in common: their
+    plans."""
+
+    def __init__(self, shape: tuple, block: tuple, capacity: int, index_type: int, hints: tuple):
+        super().__init__(shape, block)
+        self.stored_blocks, self.index_type, self.hints = capacity, index_type, hints
+
+    def _make(self, device: str) -> int:
+        bsr = _abi.DynamicBsr(
+            rows=self.shape[0],
+            cols=self.shape[1],
+            block_rows=self.block[0],
+            block_cols=self.block[1],
+            capacity=self.stored_blocks,
+            index_type=self.index_type,
+            density=self.hints[0],
+            skew=self.hints[1],
+        )
+        handle, context = ctypes.c_void_p(), _context.get(device).handle
+        _abi.check(
+            _abi.lib.sat_pattern_create_dynamic(context, ctypes.byref(bsr), ctypes.byref(handle)),
+            {"capacity": "the number of entries of col_idx"},
+        )
+        return handle.value
+
+    def raise_fault(self, wait: bool) -> None:
+        for handle in list(self._handles.values()):
+            _abi.check(_abi.lib.sat_pattern_fault(handle, wait))
+
+
+_kinds: dict[tuple, Kind] = {}
+_lock = threading.Lock()
+
+
+def kind_of(shape: tuple, block: tuple, capacity: int, dtype: str, hints: tuple) -> Kind:
+    key = shape, block, capacity, _TYPES[dtype], hints
+    found = _kinds.get(key)
+    if found is None:
+        with _lock:
+            while len(_kinds) >= MOST_KINDS:
+                del _kinds[next(iter(_kinds))]
+            found = _kinds.setdefault(key, Kind(*key))
+    return found
+
+
+class DynamicPattern:
+    """Index arrays of the caller's, with what they are the indices of. In the place of a Pattern."""
+
+    fixed_values = False
+    _kind: Kind | None = None
+
+    def __init__(self, row_ptr: Any, col_idx: Any, shape: tuple, block: tuple, hints: tuple = (0.0, 0.0)):
+        """All checked."""
+        self.row_ptr, self.col_idx, self.shape, self.block, self.hints = row_ptr, col_idx, shape, block, hints
+        self.stored_blocks = col_idx.shape[0]  # the capacity, whatever becomes of the array
+
+    def __reduce__(self) -> tuple:
+        return DynamicPattern, (self.row_ptr, self.col_idx, self.shape, self.block, self.hints)
+
+    @property
+    def indices(self) -> tuple:
+        return self.row_ptr, self.col_idx
+
+    @property
+    def pattern(self) -> DynamicPattern:
+        return self
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        return grid_of(self.shape, self.block)
+
+    @property
+    def kind(self) -> Kind:
+        if self._kind is None:
+            dtype = _facts(self.row_ptr)[0]
+            self._kind = kind_of(self.shape, self.block, self.stored_blocks, dtype, self.hints)
+        return self._kind
+
+    @property
+    def caches(self) -> dict[Any, Any]:
+        return self.kind.caches
+
+    def same_indices(self, row_ptr: Any, col_idx: Any) -> bool:
+        """Whether they are the very arrays: what they hold may change."""
+        return self.row_ptr is row_ptr and self.col_idx is col_idx
+
+    def with_indices(self, row_ptr: Any, col_idx: Any) -> DynamicPattern:
+        """The same of other arrays, as a backward pass may get them."""
+        if self.same_indices(row_ptr, col_idx):
+            return self
+        return DynamicPattern(row_ptr, col_idx, self.shape, self.block, self.hints)
+
+    def beside(self, values: Any) -> DynamicPattern:
+        """With indices where the values are, as tensors if these are: this memory, or a copy on another
+        device."""
+        where, tensor = _arrays.describe(values, "values").device, _is_tensor(values)
+        if all(_facts(x)[1] == where and (_is_tensor(x) or not tensor) for x in self.indices):
+            return self
+        moved = (_moved(x, name, where, tensor) for x, name in zip(self.indices, ("row_ptr", "col_idx")))
+        return self.with_indices(*moved)
+
+    def transposed_kind(self) -> Kind:
+        dtype = _facts(self.row_ptr)[0]
+        return kind_of(self.shape[::-1], self.block[::-1], self.stored_blocks, dtype, self.hints)
+
+    def now(self) -> tuple[np.ndarray, np.ndarray]:
+        """Copies in host memory, of which nothing is known."""
+        return np.array(_arrays.host(self.row_ptr, "row_ptr")), np.array(_arrays.host(self.col_idx, "col_idx"))
+
+
+def _moved(x: Any, name: str, where: str, tensor: bool) -> Any:
+    if tensor:
+        return _shared(x, name, True).to(where)
+    x = np.array(_arrays.host(x, name))
+    if where == "cpu":
+        return x
+    cupy = _arrays.cupy_module()
+    with cupy.cuda.Device(int(where.split(":")[1])):
+        return cupy.asarray(x)
+
+
+def make_dynamic(
+    row_ptr: Any,
+    col_idx: Any,
+    shape: tuple,
+    sides: tuple,
+    device: str,
+    tensor: bool,
+    density: Any,
+    skew: Any,
+) -> DynamicPattern:
+    """Checks all but what the indices hold. `sides`, `device`, `tensor`: of the values."""
+    row_ptr, col_idx = _shared(row_ptr, "row_ptr", tensor), _shared(col_idx, "col_idx", tensor)
+    blocks, *block = sides
+    check_indices(row_ptr, col_idx, shape, block, None)
+    _check_device(row_ptr, col_idx, device)
+    if blocks != col_idx.shape[0]:
+        raise ValueError(
+            f"values has {blocks} blocks; expected {col_idx.shape[0]}, as many as col_idx has entries"
+        )
+    hints = _hint(density, "density", 0, 1, "0 to 1"), _hint(skew, "skew", 1, math.inf, "a number from 1 on")
+    return DynamicPattern(row_ptr, col_idx, shape, tuple(block), hints)
+
+
+def index_pointers(pattern: Pattern | DynamicPattern, device: str) -> tuple:
+    """What a run is given beside its operands. Looks at the arrays anew, which may have been resized."""
+    if not pattern.indices:
+        return ()
+    check_indices(*pattern.indices, pattern.shape, pattern.block, pattern.stored_blocks)
+    _check_device(*pattern.indices, device)
+    return tuple(map(_pointer, pattern.indices))
+
+
+def _pointer(x: Any) -> int:
+    if _is_tensor(x):
+        return x.data_ptr()
+    return x.data.ptr if _is_cupy(x) else x.__array_interface__["data"][0]
