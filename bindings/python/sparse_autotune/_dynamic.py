@@ -40,15 +40,16 @@ def _is_cupy(x: Any) -> bool:
 
 def _shared(x: Any, name: str, tensor: bool) -> Any:
     """The very memory as an array whose pointer can be read; as a tensor where the values are one."""
+    _arrays.no_mask(x, name)
     if _is_tensor(x) or (not tensor and (isinstance(x, np.ndarray) or _is_cupy(x))):
         return x
     if not hasattr(x, "__dlpack__") or not hasattr(x, "__dlpack_device__"):
         raise TypeError(f"{name} is a {type(x).__name__}; expected {EXPECTED}, which products read in place")
-    if isinstance(x, np.ndarray):
-        with warnings.catch_warnings():  # of read-only arrays, to which nothing here writes
-            warnings.simplefilter("ignore")
-            return torch_module().from_numpy(x)
     try:
+        if isinstance(x, np.ndarray):
+            with warnings.catch_warnings():  # of read-only arrays, to which nothing here writes
+                warnings.simplefilter("ignore")
+                return torch_module().from_numpy(x)
         if tensor:
             return torch_module().from_dlpack(x)
         on_cpu = int(x.__dlpack_device__()[0]) == 1
@@ -91,7 +92,8 @@ def check_indices(row_ptr: Any, col_idx: Any, shape: tuple, block: tuple, capaci
         raise TypeError(f"row_ptr has dtype {dtype} and col_idx {_facts(col_idx)[0]}; expected one dtype")
     if col_idx.shape[0] > rows * cols:
         raise ValueError(
-            f"col_idx has {col_idx.shape[0]} entries; expected at most the {rows} x {cols} blocks of the matrix"
+            f"col_idx has {col_idx.shape[0]} entries; expected at most the {rows} x {cols} blocks of the "
+            "matrix"
         )
     return dtype
 
@@ -225,7 +227,9 @@ class DynamicPattern:
 
     def now(self) -> tuple[np.ndarray, np.ndarray]:
         """Copies in host memory, of which nothing is known."""
-        return np.array(_arrays.host(self.row_ptr, "row_ptr")), np.array(_arrays.host(self.col_idx, "col_idx"))
+        return np.array(_arrays.host(self.row_ptr, "row_ptr")), np.array(
+            _arrays.host(self.col_idx, "col_idx")
+        )
 
 
 def _moved(x: Any, name: str, where: str, tensor: bool) -> Any:

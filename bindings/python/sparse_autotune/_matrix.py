@@ -10,7 +10,7 @@ import numpy as np
 
 from . import _abi, _arrays, _quick
 from ._arrays import torch_module
-from ._dynamic import DynamicPattern, Kind, make_dynamic
+from ._dynamic import DynamicPattern, make_dynamic
 from ._indices import check_indices, host_indices
 from ._pattern import Pattern, percent_sparse
 
@@ -168,7 +168,9 @@ class BsrMatrix:
     _adopted: Any = None  # the caches that its runners are from
 
     def __init__(self, row_ptr: Any, col_idx: Any, values: Any, shape: tuple[int, int]):
-        if isinstance(row_ptr, (Pattern, DynamicPattern)):  # _make: a pattern, values, a transpose and a Fixed, all checked
+        if isinstance(
+            row_ptr, (Pattern, DynamicPattern)
+        ):  # _make: a pattern, values, a transpose and a Fixed, all checked
             self._set(row_ptr, col_idx, values, shape)
             return
         if isinstance(values, (list, tuple)):
@@ -226,11 +228,15 @@ class BsrMatrix:
         return cls._make(*_dynamic_parts(row_ptr, col_idx, values, shape, density, skew))
 
     @classmethod
-    def _make(cls, pattern: Pattern | DynamicPattern, values: Any, transposed: bool = False, fixed: Any = None) -> BsrMatrix:
+    def _make(
+        cls, pattern: Pattern | DynamicPattern, values: Any, transposed: bool = False, fixed: Any = None
+    ) -> BsrMatrix:
         # not by __new__, which torch.compile of 2.6 cannot follow
         return cls(pattern, values, transposed, fixed)
 
-    def _set(self, pattern: Pattern | DynamicPattern, values: Any, transposed: bool, fixed: Any = None) -> None:
+    def _set(
+        self, pattern: Pattern | DynamicPattern, values: Any, transposed: bool, fixed: Any = None
+    ) -> None:
         self._pattern, self._values, self._transposed = pattern, values, transposed
         self._fixed, self._plans = fixed, pattern if fixed is None else fixed
         torch = torch_module()
@@ -527,7 +533,9 @@ class BsrMatrix:
 
     def _refuse_dynamic(self, what: str) -> None:
         if self.is_dynamic:
-            raise NotImplementedError(f"the indices of the matrix change, and {what} needs some that stay: use to_static()")
+            raise NotImplementedError(
+                f"the indices of the matrix change, and {what} needs some that stay: use to_static()"
+            )
 
     # ---- values that do not change ----
 

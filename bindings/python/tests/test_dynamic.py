@@ -2,12 +2,11 @@
 asked of the library; and the choice of blocks."""
 
 import copy
-import gc
 import pickle
 
 import numpy as np
 import pytest
-from conftest import OnlyDlpack, in_threads, tensors_close
+from conftest import OnlyDlpack, in_threads, run_program, tensors_close
 
 import sparse_autotune as sa
 from sparse_autotune import _abi, _dynamic
@@ -179,8 +178,9 @@ def test_arrays_of_every_maker_are_read_in_place(rng, kind):
                     a @ operand
             else:
                 tensors_close(torch.as_tensor(a @ operand), d.double() @ b.double())
-                tensors_close(torch.as_tensor(a.T @ (d @ b).to(b.dtype).numpy() if operand is not b else a.T @ (d @ b)),
-                              d.double().T @ (d @ b).double())  # fmt: skip
+                c = d @ b
+                turned = a.T @ (c if operand is b else c.numpy())
+                tensors_close(torch.as_tensor(turned), d.double().T @ c.double())
 
 
 def test_faulty_rows_are_empty_and_every_route_says_so(rng):
@@ -189,8 +189,13 @@ def test_faulty_rows_are_empty_and_every_route_says_so(rng):
         case = Case(rng)
         case.draw(hostile=True)
         values = case.values()
-        a, b, out = case.matrix(values), case.random(case.shape[1], 6), torch.full((case.shape[0], 6), torch.nan)
+        a, b, out = (
+            case.matrix(values),
+            case.random(case.shape[1], 6),
+            torch.full((case.shape[0], 6), torch.nan),
+        )
         grad = b.clone().requires_grad_()
+        x, y = case.random(case.shape[0], 2), case.random(2, case.shape[1])
         operators, index = torch.ops.sparse_autotune, (case.row_ptr, case.col_idx)
         routes = [
             lambda: a @ b,
@@ -198,8 +203,8 @@ def test_faulty_rows_are_empty_and_every_route_says_so(rng):
             lambda: sa.matmul(a, grad),
             lambda: sa.BsrMatrix.dynamic(*(i.numpy() for i in index), values.numpy(), case.shape) @ b.numpy(),
             lambda: operators.dynamic_matmul(values, *index, b, None, case.shape),
-            lambda: operators.dynamic_sampled(case.random(case.shape[0], 2), case.random(2, case.shape[1]), *index, case.shape, case.block),
-            lambda: sa.sampled_matmul(case.random(case.shape[0], 2), case.random(2, case.shape[1]), a),
+            lambda: operators.dynamic_sampled(x, y, *index, case.shape, case.block),
+            lambda: sa.sampled_matmul(x, y, a),
         ]  # fmt: skip
         faults += case.faulty
         for route in routes * 2:
@@ -372,6 +377,30 @@ def test_matrices_of_one_kind_are_tuned_once(rng, asked):
     hinted = b.matrix(values, density=0.1, skew=1.5)
     assert hinted._pattern.kind is not b.matrix(values)._pattern.kind
     assert sa.benchmark(hinted, x, only="cpu_matmul_any_any_c_reference").problem["density"] < 0.2
+
+
+NOTED = """
+import numpy as np, sparse_autotune as sa
+from sparse_autotune import _untuned
+row_ptr, col_idx = np.arange(17, dtype=np.int32) * 2, np.zeros(40, np.int32)
+col_idx[:32] = np.arange(32) % 2
+with sa.set_effort("cached"):
+    for density in (None, 0.05):
+        a = sa.BsrMatrix.dynamic(row_ptr, col_idx, np.ones((40, 8, 4)), (128, 60), density=density)
+        a @ np.ones((60, 3))
+        a.T @ np.ones((128, 5))
+notes = sa.cache.untuned()
+assert len(notes) == 4 and all(" dynamic " in text for text in notes.values()), notes
+for key, text in notes.items():
+    race = _untuned.tune("cpu", "quick", key, text)
+    assert race.problem["key"] == key and race.best is not None, (race.problem, key)
+assert not sa.cache.untuned()
+"""
+
+
+def test_what_was_noted_is_tuned_later(tmp_path):
+    run = run_program(NOTED, SPARSE_AUTOTUNE_CACHE=str(tmp_path))
+    assert run.returncode == 0, run.stderr
 
 
 def test_threads_have_plans_of_their_own(rng):
@@ -630,14 +659,16 @@ def test_choosing_and_multiplying_compiles_and_brings_nothing_to_the_host(rng):
 
     with NoHost():
         expected = step(q, k, values, b)
-    tensors_close(torch.compile(step, fullgraph=True, backend="aot_eager")(q, k, values, b), expected.double())
+    tensors_close(
+        torch.compile(step, fullgraph=True, backend="aot_eager")(q, k, values, b), expected.double()
+    )
     row_ptr, col_idx = sa.choose_blocks(sa.block_scores(q, k, 8), 3)
     d = sa.BsrMatrix(row_ptr, col_idx, values, (128, 64)).to_dense()
     tensors_close(expected, d.double() @ b.double())
 
 
 def test_wrong_words_for_choosing_are_named():
-    scores, q = torch.zeros(3, 4), torch.zeros(2, 4, 8)
+    scores, q, three = torch.zeros(3, 4), torch.zeros(2, 4, 8), torch.zeros(3, 4, 8)
     for error, words, call in (
         (TypeError, "scores is a ndarray", lambda: sa.choose_blocks(scores.numpy(), 1)),
         (ValueError, "scores has 1 dimensions", lambda: sa.choose_blocks(scores[0], 1)),
@@ -646,7 +677,7 @@ def test_wrong_words_for_choosing_are_named():
         (ValueError, "top_k is 5; expected 1 to 4", lambda: sa.choose_blocks(scores, 5)),
         (TypeError, "dtype is torch.int16", lambda: sa.choose_blocks(scores, 1, dtype=torch.int16)),
         (ValueError, "q has a size of 8 and k of 7", lambda: sa.block_scores(q, q[..., :7], 2)),
-        (ValueError, "q has 2 heads; expected a multiple of the 3", lambda: sa.block_scores(q, torch.zeros(3, 4, 8), 2)),
+        (ValueError, "q has 2 heads; expected a multiple of the 3", lambda: sa.block_scores(q, three, 2)),
         (TypeError, "block is 'x'", lambda: sa.block_scores(q, q, "x")),
     ):  # fmt: skip
         with pytest.raises(error) as caught:

@@ -117,7 +117,9 @@ def _matmul_compiled(A, B, bias, activation, alpha, out, beta, out_dtype):
 def _with_torch_values(a: BsrMatrix) -> BsrMatrix:
     if a._torch:
         return a
-    values = torch.as_tensor(a._values) if not hasattr(a._values, "__dlpack__") else torch.from_dlpack(a._values)
+    values = (
+        torch.as_tensor(a._values) if not hasattr(a._values, "__dlpack__") else torch.from_dlpack(a._values)
+    )
     pattern = a._pattern.beside(values) if a.is_dynamic else a._pattern
     return BsrMatrix._make(pattern, values, a._transposed)
 

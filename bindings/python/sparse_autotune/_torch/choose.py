@@ -1,5 +1,5 @@
-"""Which blocks to keep, chosen by their scores where the scores are. Nothing comes to the host, nothing waits,
-and all shapes are known before: these may be compiled, and captured into a CUDA graph."""
+"""Which blocks to keep, chosen by their scores where the scores are. Nothing comes to the host, nothing
+waits, and all shapes are known before: these may be compiled, and captured into a CUDA graph."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ def choose_blocks(
         raise TypeError(f"dtype is {dtype}; expected torch.int32 or torch.int64")
     rows = scores.shape[:-1].numel()
     if rows * top_k > torch.iinfo(dtype).max:
-        raise ValueError(f"dtype is {dtype}, which {rows} rows of {top_k} blocks are too many for; expected int64")
+        raise ValueError(
+            f"dtype is {dtype}, which {rows} rows of {top_k} blocks are too many for; expected int64"
+        )
     keys = scores.detach()
     keys = keys if keys.dtype == torch.float64 else keys.float()
     keys = keys.nan_to_num(nan=torch.finfo(keys.dtype).max)  # all finite, so that nothing equals what is sure

@@ -74,7 +74,9 @@ def _check_indices(row_ptr, col_idx):
     check(row_ptr.dim() == 1 and col_idx.dim() == 1, lambda: "row_ptr and col_idx must have 1 dimension")
     check(
         row_ptr.dtype == col_idx.dtype and row_ptr.dtype in (torch.int32, torch.int64),
-        lambda: f"row_ptr has dtype {row_ptr.dtype} and col_idx {col_idx.dtype}; expected int32 or int64, alike",
+        lambda: (
+            f"row_ptr has dtype {row_ptr.dtype} and col_idx {col_idx.dtype}; expected int32 or int64, alike"
+        ),
     )
     _check_meta(row_ptr, "row_ptr", col_idx=col_idx)
 

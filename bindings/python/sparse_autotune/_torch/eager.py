@@ -231,7 +231,11 @@ def operator_product(
     activation: str = "none",
     fixed: bool = False,
 ) -> Tensor:
-    operators, parts, words = torch.ops.sparse_autotune, (values, *indices, b, bias), (transposed, left, alpha)
+    operators, parts, words = (
+        torch.ops.sparse_autotune,
+        (values, *indices, b, bias),
+        (transposed, left, alpha),
+    )
     if pattern.indices:
         return operators.dynamic_matmul(*parts, pattern.shape, *words, activation, *pattern.hints)
     return operators.matmul(*parts, pattern.shape, *words, activation, fixed)
