@@ -528,9 +528,9 @@ SAT_API void sat_plan_free(sat_plan *plan);
 
 /* Runs. Inputs and outputs are in the order that sat_operation gives, a bias or an LSE only where the problem has
  * one; other counts are refused. Where the pattern's indices change, two inputs more may follow: row_ptr and col_idx,
- * which this run reads instead of the pattern's. `stream` is a cudaStream_t on CUDA and ignored on the CPU. Looks nothing up, allocates
- * nothing, waits for nothing; but OpenMP makes its threads the first time that a thread runs on a CPU, and in a forked
- * child a plan of a library's variant is made anew. */
+ * which this run reads instead of the pattern's. `stream` is a cudaStream_t on CUDA and ignored on the CPU. Looks
+ * nothing up, allocates nothing, waits for nothing; but OpenMP makes its threads the first time that a thread runs on a
+ * CPU, and in a forked child a plan of a library's variant is made anew. */
 SAT_API sat_status sat_run(sat_plan *plan, const void *const *inputs, size_t input_count, void *const *outputs,
                            size_t output_count, void *stream);
 

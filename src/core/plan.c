@@ -244,7 +244,8 @@ static sat_status check_run_indices(sat_plan *p, const void *const *indices) {
     const sat_pattern_view *a = p->runner.pattern;
     size_t width = a->dynamic->type == SAT_I32 ? 4 : 8;
     if (!indices && !a->dynamic->row_ptr)
-        return sat_fail(SAT_NULL_POINTER, "row_ptr is NULL in the pattern; expected two inputs more, row_ptr and col_idx");
+        return sat_fail(SAT_NULL_POINTER,
+                        "row_ptr is NULL in the pattern; expected two inputs more, row_ptr and col_idx");
     for (int i = 0; indices && i < (a->stored_blocks > 0 ? INDICES : 1); i++) {
         void *pointer = (void *)(uintptr_t)indices[i];
         if (!pointer) return sat_fail(SAT_NULL_POINTER, "%s is NULL", names[i]);

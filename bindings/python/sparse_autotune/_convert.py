@@ -18,6 +18,17 @@ AUTO_BLOCKS = (2, 3, 4, 6, 8, 12, 16, 32, 64)
 AUTO_RACES = 5
 
 
+# ---- indices that change ----
+
+
+def to_static(a: BsrMatrix) -> BsrMatrix:
+    pattern, names = a._pattern, ("row_ptr", "col_idx")
+    indices = check_indices(*pattern.now(), pattern.grid, pattern.stored_blocks, names)
+    values = a._values if hasattr(a._values, "__getitem__") else np.from_dlpack(a._values)
+    made = BsrMatrix(*indices, values[: len(indices[1])], pattern.shape)
+    return made.T if a.is_transposed else made
+
+
 # ---- dense ----
 
 

@@ -22,7 +22,7 @@ from ._pattern import Pattern, Patterned, grid_of
 
 MOST_KINDS = 256  # whose plans are kept; the oldest goes first
 EXPECTED = "a torch tensor, or a NumPy, CuPy or DLPack array"
-_TYPES = {"int32": _abi.I32, "int64": _abi.I64}
+_DTYPES = "int32", "int64"
 
 
 # ---- index arrays ----
@@ -69,40 +69,63 @@ def _facts(x: Any) -> tuple[str, str, bool]:
     return dtype, "cpu", x.flags.c_contiguous and x.flags.aligned
 
 
-def _check_array(x: Any, name: str, count: int | None, what: str) -> str:
+def _right_tensors(row_ptr: Any, col_idx: Any, entries: int, capacity: int) -> bool:
+    """The usual case, asked for quickly: two tensors as they must be."""
+    torch = torch_module()
+    if torch is None or not isinstance(row_ptr, torch.Tensor) or not isinstance(col_idx, torch.Tensor):
+        return False
+    dtype, strided = row_ptr.dtype, torch.strided
+    return (
+        dtype is col_idx.dtype
+        and (dtype is torch.int64 or dtype is torch.int32)
+        and row_ptr.layout is strided
+        and col_idx.layout is strided
+        and row_ptr.shape == (entries,)
+        and col_idx.shape == (capacity,)
+        and row_ptr.is_contiguous()
+        and col_idx.is_contiguous()
+    )
+
+
+def _check_array(x: Any, name: str, count: int, what: str) -> str:
     """Its dtype. `count`: how many entries it must have, for `what`."""
     dtype, _, dense = _facts(x)
-    if dtype not in _TYPES:
+    if dtype not in _DTYPES:
         raise TypeError(f"{name} has dtype {dtype}; expected int32 or int64")
     if len(x.shape) != 1:
         raise ValueError(f"{name} has {len(x.shape)} dimensions; expected 1")
     if not dense:
         raise ValueError(f"{name} has gaps between its entries; expected none, since it is read in place")
-    if count is not None and x.shape[0] != count:
-        raise ValueError(f"{name} has {x.shape[0]} entries; expected {count} {what}")
+    if x.shape[0] != count:
+        raise ValueError(f"{name} has {x.shape[0]} entries; expected {count}{what}")
     return dtype
 
 
-def check_indices(row_ptr: Any, col_idx: Any, shape: tuple, block: tuple, capacity: int | None) -> str:
-    """Their dtype. Asks for nothing that they hold. `capacity` None: as many as there are columns."""
+def check_indices(row_ptr: Any, col_idx: Any, shape: tuple, block: tuple, capacity: int) -> None:
+    """Asks for nothing that they hold."""
     rows, cols = grid_of(shape, block)
-    about = f"for {shape[0]} rows in blocks of {block[0]}"
-    dtype = _check_array(row_ptr, "row_ptr", rows + 1, about)
-    if _check_array(col_idx, "col_idx", capacity, "of the capacity") != dtype:
-        raise TypeError(f"row_ptr has dtype {dtype} and col_idx {_facts(col_idx)[0]}; expected one dtype")
-    if col_idx.shape[0] > rows * cols:
+    if not _right_tensors(row_ptr, col_idx, rows + 1, capacity):
+        about = f" for {shape[0]} rows in blocks of {block[0]}"
+        dtype = _check_array(row_ptr, "row_ptr", rows + 1, about)
+        other = _check_array(col_idx, "col_idx", capacity, ", one for each block of the values")
+        if dtype != other:
+            raise TypeError(f"row_ptr has dtype {dtype} and col_idx {other}; expected one dtype")
+    if capacity > rows * cols:
         raise ValueError(
-            f"col_idx has {col_idx.shape[0]} entries; expected at most the {rows} x {cols} blocks of the "
-            "matrix"
+            f"col_idx has {capacity} entries; expected at most the {rows} x {cols} blocks of the matrix"
         )
-    return dtype
 
 
-def _check_device(row_ptr: Any, col_idx: Any, device: str) -> None:
+def _check_device(row_ptr: Any, col_idx: Any, device: Any) -> None:
+    """`device`: its name, or torch's object."""
     for x, name in ((row_ptr, "row_ptr"), (col_idx, "col_idx")):
-        where = _facts(x)[1]
-        if where != device:
+        where = x.device if _is_tensor(x) else _facts(x)[1]
+        if where != device and str(where) != str(device):
             raise ValueError(f"{name} is on {where} and the values on {device}; expected one device")
+
+
+def _index_type(x: Any) -> int:
+    return _abi.I32 if x.dtype.itemsize == 4 else _abi.I64
 
 
 def _hint(x: Any, name: str, least: float, most: float, expected: str) -> float:
@@ -154,8 +177,8 @@ _kinds: dict[tuple, Kind] = {}
 _lock = threading.Lock()
 
 
-def kind_of(shape: tuple, block: tuple, capacity: int, dtype: str, hints: tuple) -> Kind:
-    key = shape, block, capacity, _TYPES[dtype], hints
+def kind_of(shape: tuple, block: tuple, capacity: int, index_type: int, hints: tuple) -> Kind:
+    key = shape, block, capacity, index_type, hints
     found = _kinds.get(key)
     if found is None:
         with _lock:
@@ -194,8 +217,8 @@ class DynamicPattern:
     @property
     def kind(self) -> Kind:
         if self._kind is None:
-            dtype = _facts(self.row_ptr)[0]
-            self._kind = kind_of(self.shape, self.block, self.stored_blocks, dtype, self.hints)
+            index_type = _index_type(self.row_ptr)
+            self._kind = kind_of(self.shape, self.block, self.stored_blocks, index_type, self.hints)
         return self._kind
 
     @property
@@ -221,15 +244,21 @@ class DynamicPattern:
         moved = (_moved(x, name, where, tensor) for x, name in zip(self.indices, ("row_ptr", "col_idx")))
         return self.with_indices(*moved)
 
-    def transposed_kind(self) -> Kind:
-        dtype = _facts(self.row_ptr)[0]
-        return kind_of(self.shape[::-1], self.block[::-1], self.stored_blocks, dtype, self.hints)
+    def expected(self, device: str, transposed: bool) -> _abi.PatternView:
+        """What the hints say of it, or of its transpose."""
+        sides = (self.shape[::-1], self.block[::-1]) if transposed else (self.shape, self.block)
+        kind = kind_of(*sides, self.stored_blocks, _index_type(self.row_ptr), self.hints)
+        kind.handle(device)
+        return kind.view()
 
     def now(self) -> tuple[np.ndarray, np.ndarray]:
         """Copies in host memory, of which nothing is known."""
         return np.array(_arrays.host(self.row_ptr, "row_ptr")), np.array(
             _arrays.host(self.col_idx, "col_idx")
         )
+
+
+AnyPattern = Pattern | DynamicPattern
 
 
 def _moved(x: Any, name: str, where: str, tensor: bool) -> Any:
@@ -248,25 +277,21 @@ def make_dynamic(
     col_idx: Any,
     shape: tuple,
     sides: tuple,
-    device: str,
+    device: Any,
     tensor: bool,
     density: Any,
     skew: Any,
 ) -> DynamicPattern:
     """Checks all but what the indices hold. `sides`, `device`, `tensor`: of the values."""
     row_ptr, col_idx = _shared(row_ptr, "row_ptr", tensor), _shared(col_idx, "col_idx", tensor)
-    blocks, *block = sides
-    check_indices(row_ptr, col_idx, shape, block, None)
+    capacity, block = sides[0], (sides[1], sides[2])
+    check_indices(row_ptr, col_idx, shape, block, capacity)
     _check_device(row_ptr, col_idx, device)
-    if blocks != col_idx.shape[0]:
-        raise ValueError(
-            f"values has {blocks} blocks; expected {col_idx.shape[0]}, as many as col_idx has entries"
-        )
     hints = _hint(density, "density", 0, 1, "0 to 1"), _hint(skew, "skew", 1, math.inf, "a number from 1 on")
-    return DynamicPattern(row_ptr, col_idx, shape, tuple(block), hints)
+    return DynamicPattern(row_ptr, col_idx, shape, block, hints)
 
 
-def index_pointers(pattern: Pattern | DynamicPattern, device: str) -> tuple:
+def index_pointers(pattern: AnyPattern, device: str) -> tuple:
     """What a run is given beside its operands. Looks at the arrays anew, which may have been resized."""
     if not pattern.indices:
         return ()

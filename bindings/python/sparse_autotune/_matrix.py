@@ -10,8 +10,8 @@ import numpy as np
 
 from . import _abi, _arrays, _quick
 from ._arrays import torch_module
-from ._dynamic import DynamicPattern, make_dynamic
-from ._indices import check_indices, host_indices
+from ._dynamic import AnyPattern, DynamicPattern, make_dynamic
+from ._indices import host_indices
 from ._pattern import Pattern, percent_sparse
 
 MOST = 2**63 - 1  # sizes are int64 in the library
@@ -111,7 +111,7 @@ def _dynamic_parts(
         if values.dtype not in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
             _arrays.dtype_code(values.dtype, "values")  # which torch.compile cannot follow
         values = values.contiguous()
-        sides, device = tuple(values.shape), str(values.device)
+        sides, device = tuple(values.shape), values.device
     else:
         values = _arrays.host(values, "values") if isinstance(values, (list, tuple)) else values
         operand = _arrays.describe(values, "values")
@@ -168,9 +168,8 @@ class BsrMatrix:
     _adopted: Any = None  # the caches that its runners are from
 
     def __init__(self, row_ptr: Any, col_idx: Any, values: Any, shape: tuple[int, int]):
-        if isinstance(
-            row_ptr, (Pattern, DynamicPattern)
-        ):  # _make: a pattern, values, a transpose and a Fixed, all checked
+        # by _make: a pattern, values, a transpose and a Fixed, all checked
+        if isinstance(row_ptr, (Pattern, DynamicPattern)):
             self._set(row_ptr, col_idx, values, shape)
             return
         if isinstance(values, (list, tuple)):
@@ -229,14 +228,12 @@ class BsrMatrix:
 
     @classmethod
     def _make(
-        cls, pattern: Pattern | DynamicPattern, values: Any, transposed: bool = False, fixed: Any = None
+        cls, pattern: AnyPattern, values: Any, transposed: bool = False, fixed: Any = None
     ) -> BsrMatrix:
         # not by __new__, which torch.compile of 2.6 cannot follow
         return cls(pattern, values, transposed, fixed)
 
-    def _set(
-        self, pattern: Pattern | DynamicPattern, values: Any, transposed: bool, fixed: Any = None
-    ) -> None:
+    def _set(self, pattern: AnyPattern, values: Any, transposed: bool, fixed: Any = None) -> None:
         self._pattern, self._values, self._transposed = pattern, values, transposed
         self._fixed, self._plans = fixed, pattern if fixed is None else fixed
         torch = torch_module()
@@ -423,7 +420,10 @@ class BsrMatrix:
         >>> sa.BsrMatrix.from_dense(np.eye(4), block=2).stats["density"]
         0.5
         """
-        v = self._expected() if self.is_dynamic else self._own_pattern().view()
+        if self.is_dynamic:
+            v = self._pattern.expected(_arrays.describe(self._values, "values").device, self._transposed)
+        else:
+            v = self._own_pattern().view()
         return {
             "stored_blocks": v.stored_blocks,
             "stored_elements": v.stored_elements,
@@ -475,14 +475,9 @@ class BsrMatrix:
     def to_static(self) -> BsrMatrix:
         """A matrix with the indices that a dynamic one has now, which stay; the values are shared. It waits
         for the indices and raises where they are wrong. A matrix that is not dynamic is returned itself."""
-        if not self.is_dynamic:
-            return self
-        indices = check_indices(
-            *self._pattern.now(), self._pattern.grid, self.stored_blocks, ("row_ptr", "col_idx")
-        )
-        values = self._values if hasattr(self._values, "__getitem__") else np.from_dlpack(self._values)
-        made = BsrMatrix(*indices, values[: len(indices[1])], self._pattern.shape)
-        return made.T if self._transposed else made
+        from . import _convert
+
+        return _convert.to_static(self) if self.is_dynamic else self
 
     def to_torch(self) -> Any:
         """A `torch.sparse_bsr` tensor; blocks must divide the shape, as torch wants it."""
@@ -508,7 +503,7 @@ class BsrMatrix:
 
     def _own_pattern(self) -> Pattern:
         """The pattern of this matrix, of a transpose too."""
-        self._refuse_dynamic("this")
+        self._refuse_dynamic("a mask of attention")
         if not self._transposed:
             return self._pattern
         from . import _convert
@@ -525,11 +520,6 @@ class BsrMatrix:
         and each fault once. On the CPU the product itself has raised."""
         if self.is_dynamic:
             self._pattern.kind.raise_fault(wait)
-
-    def _expected(self) -> _abi.PatternView:
-        kind = self._pattern.transposed_kind() if self._transposed else self._pattern.kind
-        kind.handle(_arrays.describe(self._values, "values").device)
-        return kind.view()
 
     def _refuse_dynamic(self, what: str) -> None:
         if self.is_dynamic:

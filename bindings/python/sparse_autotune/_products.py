@@ -9,7 +9,7 @@ from typing import Any
 
 from . import _abi, _arrays, _quick
 from ._arrays import Operand, torch_module
-from ._dynamic import DynamicPattern, index_pointers
+from ._dynamic import AnyPattern, index_pointers
 from ._fixed import Fixed, Snapshot
 from ._matrix import BsrMatrix
 from ._pattern import Kept, Pattern, Problem, alignment, launch, problem_of
@@ -394,7 +394,7 @@ def _run_product(a, values, x, target, bias, left, c_dtype, options, dense_name,
 # ---- sampled products ----
 
 
-def sampled_values(x: Any, y: Any, pattern: Pattern, alpha: float, allow_tf32: bool | None) -> Any:
+def sampled_values(x: Any, y: Any, pattern: AnyPattern, alpha: float, allow_tf32: bool | None) -> Any:
     """New values: by a runner, or by the full path, which gives the runner its plan."""
     quick = (
         _quick.runner(pattern, ("sampled", alpha), alpha)
@@ -467,7 +467,7 @@ def check_is_bsr(out: Any) -> BsrMatrix:
     return out
 
 
-def _same_pattern(p: Pattern | DynamicPattern, q: Pattern | DynamicPattern) -> bool:
+def _same_pattern(p: AnyPattern, q: AnyPattern) -> bool:
     return p is q or (
         type(p) is type(q)
         and p.shape == q.shape

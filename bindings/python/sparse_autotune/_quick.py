@@ -5,6 +5,7 @@ NumPy arrays and torch tensors use it. `_torch/quick.py` has what only tensors n
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -87,25 +88,34 @@ def is_runner(x: Any) -> bool:
     return _fast is not None and type(x) is _fast.Runner
 
 
-class _Bringing:
-    """A runner that is given a matrix's indices, too."""
+def _run_dynamic(pattern: Any, kind: tuple, values: Any, b: Any) -> Any:
+    return runner(pattern, kind).run(values, b, *pattern.indices)
 
-    __slots__ = ("into", "run")
 
-    def __init__(self, quick: Any, indices: tuple):
-        run, into = quick.run, quick.into
-        self.run = lambda values, b: run(values, b, *indices)
-        self.into = lambda values, b, out: into(values, b, *indices, out)
+def _run_dynamic_into(pattern: Any, kind: tuple, values: Any, b: Any, out: Any) -> Any:
+    return runner(pattern, kind).into(values, b, *pattern.indices, out)
+
+
+def _adopt_dynamic(matrix: Any) -> None:
+    """The same of a matrix that is made anew at each step: a runner is looked for when it is asked."""
+    pattern = matrix._pattern
+    right, left = ((matrix._transposed, left, 0, 1.0, False) for left in (False, True))
+    matrix._runner, matrix._into = (
+        partial(_run_dynamic, pattern, right),
+        partial(_run_dynamic_into, pattern, right),
+    )
+    matrix._left_runner = partial(_run_dynamic, pattern, left)
+    matrix._left_into = partial(_run_dynamic_into, pattern, left)
 
 
 def adopt(matrix: Any) -> None:
     """Gives a matrix the runners of its plain products."""
-    if _fast is not None:
+    if _fast is not None and matrix.is_dynamic:
+        _adopt_dynamic(matrix)
+    elif _fast is not None:
         plans, transposed = matrix._plans, matrix._transposed
         matrix._adopted = plans.caches
         right, left = (runner(plans, (transposed, left, 0, 1.0, False)) for left in (False, True))
-        if matrix.is_dynamic:
-            right, left = (_Bringing(r, plans.indices) for r in (right, left))
         matrix._runner, matrix._into = right.run, right.into
         matrix._left_runner, matrix._left_into = left.run, left.into
 

@@ -570,7 +570,11 @@ def test_wrong_arguments_are_named():
         (ValueError, "row_ptr has 2 entries; expected 3 for 4 rows in blocks of 2", {"row_ptr": row_ptr[:2]}),
         (ValueError, "row_ptr has 2 dimensions", {"row_ptr": row_ptr[None]}),
         (ValueError, "col_idx has gaps", {"col_idx": torch.arange(4)[::2]}),
-        (ValueError, "values has 3 blocks; expected 2", {"values": torch.ones(3, 2, 2)}),
+        (
+            ValueError,
+            "col_idx has 2 entries; expected 3, one for each block",
+            {"values": torch.ones(3, 2, 2)},
+        ),
         (ValueError, "values has 2 dimensions", {"values": torch.ones(2, 2)}),
         (ValueError, "values has blocks of 0x2", {"values": torch.ones(2, 0, 2)}),
         (TypeError, "values has dtype int64", {"values": torch.ones(2, 2, 2).long()}),
@@ -588,7 +592,7 @@ def test_wrong_arguments_are_named():
     operators, index = torch.ops.sparse_autotune, (row_ptr, col_idx)
     with pytest.raises(ValueError, match="row_ptr has 3 entries"):
         operators.dynamic_matmul(values, *index, torch.ones(8, 1), None, (8, 8))
-    with pytest.raises(ValueError, match="values has shape"):
+    with pytest.raises(ValueError, match="col_idx has 2 entries; expected 3, one for each"):
         operators.dynamic_matmul(torch.ones(3, 2, 2), *index, torch.ones(4, 1), None, (4, 4))
     with pytest.raises(ValueError, match="block is"):
         operators.dynamic_sampled(torch.ones(4, 1), torch.ones(1, 4), *index, (4, 4), (0, 2))

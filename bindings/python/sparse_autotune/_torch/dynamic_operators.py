@@ -29,12 +29,12 @@ library.define(
 )
 
 
-def _pattern(row_ptr, col_idx, shape, block, density, skew) -> DynamicPattern:
+def _pattern(row_ptr, col_idx, shape, block, capacity, density, skew) -> DynamicPattern:
     for sizes, name in ((shape, "shape"), (block, "block")):
         if len(sizes) != 2 or min(sizes) < (name == "block"):
             raise ValueError(f"{name} is {sizes}; expected two sizes of at least {int(name == 'block')}")
     row_ptr, col_idx = row_ptr.contiguous(), col_idx.contiguous()
-    check_indices(row_ptr, col_idx, tuple(shape), tuple(block), None)
+    check_indices(row_ptr, col_idx, tuple(shape), tuple(block), capacity)
     return DynamicPattern(row_ptr, col_idx, tuple(shape), tuple(block), (density, skew))
 
 
@@ -54,15 +54,16 @@ def _matmul_impl(
 ):
     if values.dim() != 3:
         raise ValueError(f"values has {values.dim()} dimensions; expected 3: blocks, block rows, columns")
-    pattern = _pattern(row_ptr, col_idx, shape, values.shape[1:], density, skew)
+    pattern = _pattern(row_ptr, col_idx, shape, values.shape[1:], values.shape[0], density, skew)
     code = _products.activation_code(activation)
     with torch.no_grad():
         return forward(pattern, values.contiguous(), transpose, b, left, bias, code, alpha)
 
 
 def _sampled_impl(x, y, row_ptr, col_idx, shape, block, alpha=1.0, density=0.0, skew=0.0):
+    pattern = _pattern(row_ptr, col_idx, shape, block, col_idx.numel(), density, skew)
     with torch.no_grad():
-        return forward_sampled(x, y, _pattern(row_ptr, col_idx, shape, block, density, skew), alpha)
+        return forward_sampled(x, y, pattern, alpha)
 
 
 for _key in ("CPU", "CUDA"):
@@ -96,13 +97,14 @@ def _dynamic_sampled_fake(x, y, row_ptr, col_idx, shape, block, *_words, **_name
 
 def _matmul_setup(ctx, inputs, output):
     values, row_ptr, col_idx, b, bias, *facts = inputs
-    with_bias = facts[4] != "none"  # the activation
-    ctx.save_for_backward(values, row_ptr, col_idx, b, *((bias,) if with_bias else ()))
+    activation = facts[4]
+    # As Product does: with activation checkpointing a mode may see only one of the two.
+    ctx.save_for_backward(values, b, row_ptr, col_idx, *(() if activation == "none" else (bias,)))
     ctx.facts = None if bias is None else bias.dtype, facts
 
 
 def _matmul_backward(ctx, grad):
-    values, row_ptr, col_idx, b, *bias = ctx.saved_tensors
+    values, b, row_ptr, col_idx, *bias = ctx.saved_tensors
     bias_dtype, (shape, transpose, left, alpha, activation, *hints) = ctx.facts
     operators, block = torch.ops.sparse_autotune, list(values.shape[1:])
 

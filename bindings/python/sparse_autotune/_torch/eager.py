@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from .. import _products
-from .._dynamic import DynamicPattern
+from .._dynamic import AnyPattern
 from .._fixed import Fixed
 from .._matrix import BsrMatrix, refuse_gradients
-from .._pattern import Pattern
 from .._quick import runner
 from .modes import plain
 from .patterns import index_tensors
@@ -24,7 +23,6 @@ from .private import forward_ad
 from .quick import install
 from .refusals import ReverseOnly, refuse_tangents
 
-AnyPattern = Pattern | DynamicPattern
 Plans = AnyPattern | Fixed
 
 ACTIVATIONS = {
