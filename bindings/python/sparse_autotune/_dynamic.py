@@ -235,14 +235,20 @@ class DynamicPattern:
             return self
         return DynamicPattern(row_ptr, col_idx, self.shape, self.block, self.hints)
 
-    def beside(self, values: Any) -> DynamicPattern:
-        """With indices where the values are, as tensors if these are: this memory, or a copy on another
-        device."""
-        where, tensor = _arrays.describe(values, "values").device, _is_tensor(values)
-        if all(_facts(x)[1] == where and (_is_tensor(x) or not tensor) for x in self.indices):
+    def like(self, x: Any) -> DynamicPattern:
+        """The same memory as tensors, where x is one."""
+        if not _is_tensor(x) or all(map(_is_tensor, self.indices)):
             return self
-        moved = (_moved(x, name, where, tensor) for x, name in zip(self.indices, ("row_ptr", "col_idx")))
-        return self.with_indices(*moved)
+        return self.with_indices(
+            _shared(self.row_ptr, "row_ptr", True), _shared(self.col_idx, "col_idx", True)
+        )
+
+    def beside(self, values: Any) -> DynamicPattern:
+        """With indices where the values are: this memory, or a copy on another device."""
+        where, tensor = _arrays.describe(values, "values").device, _is_tensor(values)
+        if all(_facts(x)[1] == where for x in self.indices):
+            return self.like(values)
+        return self.with_indices(*(_moved(x, where, tensor) for x in self.indices))
 
     def expected(self, device: str, transposed: bool) -> _abi.PatternView:
         """What the hints say of it, or of its transpose."""
@@ -261,10 +267,12 @@ class DynamicPattern:
 AnyPattern = Pattern | DynamicPattern
 
 
-def _moved(x: Any, name: str, where: str, tensor: bool) -> Any:
+def _moved(x: Any, where: str, tensor: bool) -> Any:
+    if tensor and _is_tensor(x):
+        return x.to(where)
+    x = np.array(_arrays.host(x, "indices"))
     if tensor:
-        return _shared(x, name, True).to(where)
-    x = np.array(_arrays.host(x, name))
+        return torch_module().from_numpy(x).to(where)
     if where == "cpu":
         return x
     cupy = _arrays.cupy_module()

@@ -315,6 +315,10 @@ class Pattern(Patterned):
     def pattern(self) -> Pattern:
         return self
 
+    def like(self, x: Any) -> Pattern:
+        """For operations on x: as a DynamicPattern has it, whose indices may have to be tensors."""
+        return self
+
     @property
     def kind(self) -> Pattern:
         """What has the plans: dynamic patterns of one kind share theirs."""

@@ -398,7 +398,7 @@ def sampled_values(x: Any, y: Any, pattern: AnyPattern, alpha: float, allow_tf32
     """New values: by a runner, or by the full path, which gives the runner its plan."""
     quick = (
         _quick.runner(pattern, ("sampled", alpha), alpha)
-        if allow_tf32 is None and _quick.serves(x, y)
+        if allow_tf32 is None and _quick.serves(x, y, indices=pattern.indices)
         else None
     )
     inputs = x, y, *pattern.indices

@@ -120,13 +120,14 @@ def adopt(matrix: Any) -> None:
         matrix._left_runner, matrix._left_into = left.run, left.into
 
 
-def serves(*arrays: Any) -> bool:
+def serves(*arrays: Any, indices: tuple = ()) -> bool:
     """Whether a runner may serve these: plain arrays of NumPy, or plain tensors, of dtypes that it knows."""
     if _fast is None:
         return False
     if type(arrays[0]) is np.ndarray:
-        return all(type(x) is np.ndarray and x.dtype in _NUMPY_DTYPES for x in arrays)
-    return install_torch is not None and all(type(x) in torch_types for x in arrays)
+        known = all(type(x) is np.ndarray and x.dtype in _NUMPY_DTYPES for x in arrays)
+        return known and all(type(x) is np.ndarray for x in indices)
+    return install_torch is not None and all(type(x) in torch_types for x in (*arrays, *indices))
 
 
 torch_types: tuple = ()

@@ -9,7 +9,7 @@ import pytest
 from conftest import OnlyDlpack, in_threads, run_program, tensors_close
 
 import sparse_autotune as sa
-from sparse_autotune import _abi, _dynamic
+from sparse_autotune import _abi, _dynamic, _quick
 
 torch = pytest.importorskip("torch")
 
@@ -173,6 +173,7 @@ def test_arrays_of_every_maker_are_read_in_place(rng, kind):
             values.copy_(case.values())
             b, d = case.random(case.shape[1], 7), case.dense(values)
             operand = b if isinstance(a.values, torch.Tensor) else b.numpy()
+            x, y = case.random(case.shape[0], 2), case.random(2, case.shape[1])
             if case.faulty:
                 with pytest.raises(ValueError):
                     a @ operand
@@ -181,6 +182,11 @@ def test_arrays_of_every_maker_are_read_in_place(rng, kind):
                 c = d @ b
                 turned = a.T @ (c if operand is b else c.numpy())
                 tensors_close(torch.as_tensor(turned), d.double().T @ c.double())
+                expected = case.samples(x.double() @ y.double())
+                for pair in ((x, y), (x.numpy(), y.numpy()), (x.clone().requires_grad_(), y)):
+                    for _ in range(2):  # by the full path, and by what it left behind
+                        got = sa.sampled_matmul(*pair, a).values
+                        tensors_close(torch.as_tensor(got).detach(), expected)
 
 
 def test_faulty_rows_are_empty_and_every_route_says_so(rng):
@@ -422,6 +428,27 @@ def test_threads_have_plans_of_their_own(rng):
 
     in_threads(4, work)
     assert not wrong
+
+
+@pytest.mark.skipif(_quick._fast is None, reason="the extension was not built")
+@pytest.mark.parametrize("of", ["torch", "numpy"])
+def test_the_fast_path_serves_and_reports_a_fault_at_once(rng, asked, of):
+    """A fault is returned once: on a GPU another run would not show it."""
+    case = Case(rng, grid=(4, 4), block=(4, 4), capacity=8).draw()
+    arrays = case.row_ptr, case.col_idx, torch.randn(8, 4, 4), torch.randn(case.shape[1], 3)
+    *index, values, b = arrays if of == "torch" else (t.numpy() for t in arrays)
+    a = sa.BsrMatrix.dynamic(*index, values, case.shape)
+    out = a @ b
+    sa.matmul(a, b, out=out)
+    del asked[:]
+    a @ b
+    sa.matmul(a, b, out=out)
+    assert "sat_run" not in asked
+    case.row_ptr[0] = 1
+    for call in (lambda: a @ b, lambda: sa.matmul(a, b, out=out)):
+        with pytest.raises(ValueError, match=r"row_ptr\[0\] is 1; expected 0"):
+            call()
+    assert "sat_run" not in asked
 
 
 def test_an_array_that_was_resized_is_refused(rng):

@@ -221,14 +221,15 @@ def _sampled(X, Y, pattern, alpha, out, beta, tf32=None):
         alpha, beta = _products.number(alpha, "alpha"), _products.number(beta, "beta")
     _products.check_beta(beta, out)
     x, y = (Y.t(), X.t()) if a._transposed else (X, Y)
-    if compiling or not plain(x, y, *a._pattern.indices) or autocasts(x):
+    pattern = a._pattern.like(x)
+    if compiling or not plain(x, y, *pattern.indices) or autocasts(x):
         if not autocasts(x):
             refuse_tf32(tf32, x)
-        index = alike(x, *index_tensors(a._pattern, x.device))
-        values = operator_sampled(a._pattern, x, y, index, alpha)
+        index = alike(x, *index_tensors(pattern, x.device))
+        values = operator_sampled(pattern, x, y, index, alpha)
     else:
-        values = differentiable_sampled(x, y, a._pattern, alpha, tf32)
-    return BsrMatrix._make(a._pattern, values, a._transposed)
+        values = differentiable_sampled(x, y, pattern, alpha, tf32)
+    return BsrMatrix._make(pattern, values, a._transposed)
 
 
 _ops._surrounded = modes.surrounded
