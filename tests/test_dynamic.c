@@ -185,6 +185,8 @@ static void indices_that_cannot_be_brought_are_refused(void **state) {
     assert_ok(sat_pattern_create_dynamic(ctx, &s, &pattern));
     assert_ok(sat_plan_create(ctx, pattern, &p, &plan));
     assert_fails(run_with(plan, 2, NULL, NULL), SAT_NULL_POINTER, "row_ptr is NULL in the pattern");
+    float values[4], b[2], c[2];
+    assert_fails(sat_bsr_matmul(ctx, pattern, &p, values, b, c, NULL, NULL), SAT_NULL_POINTER, "NULL in the pattern");
     assert_fails(run_with(plan, 3, row_ptr, NULL), SAT_BAD_SIZE, "input_count is 3");
     assert_fails(run_with(plan, 4, NULL, col_idx), SAT_NULL_POINTER, "row_ptr is NULL");
     assert_fails(run_with(plan, 4, row_ptr, NULL), SAT_NULL_POINTER, "col_idx is NULL");
