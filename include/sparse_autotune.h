@@ -337,7 +337,8 @@ typedef struct sat_dynamic_bsr {
     int64_t capacity; /* most blocks that will be stored, by all masks together; at most as many as there are */
     sat_index_type index_type;
     const void *row_ptr; /* one entry more than block rows, of all masks; the last is the number of stored blocks, */
-    const void *col_idx; /* of which col_idx, with room for `capacity` entries, has the columns */
+    const void *col_idx; /* of which col_idx, with room for `capacity` entries, has the columns. NULL, both: each run
+                            brings its own, see sat_run */
     double density;      /* expected: stored blocks over all blocks; 0: the capacity is used up */
     double skew;         /* expected: the heaviest row's blocks over the mean of the rows; 0: 2 */
     /* Attention alone. */
@@ -349,7 +350,9 @@ typedef struct sat_dynamic_bsr {
 } sat_dynamic_bsr;
 
 /* Only the pointers are read. They must be valid whenever a plan of the pattern runs, and while a graph may be launched
- * that holds such a run. For products and sampled products, and on a CPU for attention and its gradients. */
+ * that holds such a run. Plans of one pattern may serve many matrices, whose runs bring their own indices (sat_run); a
+ * fault may then be that of another matrix. For products and sampled products, and on a CPU for attention and its
+ * gradients. */
 SAT_API sat_status sat_pattern_create_dynamic(sat_context *context, const sat_dynamic_bsr *indices,
                                               sat_pattern **pattern);
 /* Returns the fault of a run on this pattern that no run has returned yet; SAT_OK where there is none. `wait`: first
@@ -541,9 +544,10 @@ SAT_API sat_status sat_plan_dup(const sat_plan *plan, sat_plan **copy);
 SAT_API void sat_plan_free(sat_plan *plan);
 
 /* Runs. Inputs and outputs are in the order that sat_operation gives, a bias or an LSE only where the problem has
- * one; other counts are refused. `stream` is a cudaStream_t on CUDA and ignored on the CPU. Looks nothing up, allocates
- * nothing, waits for nothing; but OpenMP makes its threads the first time that a thread runs on a CPU, and in a forked
- * child a plan of a library's variant is made anew. */
+ * one; other counts are refused. Where the pattern's indices change, two inputs more may follow: row_ptr and col_idx,
+ * which this run reads instead of the pattern's. `stream` is a cudaStream_t on CUDA and ignored on the CPU. Looks
+ * nothing up, allocates nothing, waits for nothing; but OpenMP makes its threads the first time that a thread runs on a
+ * CPU, and in a forked child a plan of a library's variant is made anew. */
 SAT_API sat_status sat_run(sat_plan *plan, const void *const *inputs, size_t input_count, void *const *outputs,
                            size_t output_count, void *stream);
 

@@ -7,6 +7,7 @@
 typedef struct host_case {
     dynamic_case c;
     void *row_ptr, *col_idx, *first, *second, *out;
+    bool brings; /* the pattern has no indices: each run brings its own */
     sat_pattern *pattern;
 } host_case;
 
@@ -18,10 +19,24 @@ static host_case put(sat_context *ctx, dynamic_case c) {
     return h;
 }
 
+static host_case put_without_indices(sat_context *ctx, dynamic_case c) {
+    host_case h = put(ctx, c);
+    sat_pattern_free(h.pattern);
+    h.pattern = make_dynamic_pattern(ctx, &c, NULL, NULL);
+    h.brings = true;
+    return h;
+}
+
 static void free_host_case(host_case *h) {
     sat_pattern_free(h->pattern);
     free(h->row_ptr), free(h->col_idx), free(h->out);
     free_dynamic_case(&h->c);
+}
+
+/* Indices at new addresses, in memory that ends where they do. */
+static void renew_indices(host_case *h) {
+    free(h->row_ptr), free(h->col_idx);
+    h->row_ptr = malloc(index_bytes(&h->c, h->c.grid_rows + 1)), h->col_idx = malloc(index_bytes(&h->c, h->c.capacity));
 }
 
 /* Runs on the mask that the case has now: all that was in the output is NaN. */
@@ -31,9 +46,11 @@ static sat_status run_now(host_case *h, sat_plan *plan) {
     sat_dtype t = c->problem.a_dtype;
     void *first = sampled ? stored(c, t, c->x, c->m * c->k, false) : stored(c, t, c->values, value_count(c), true);
     void *second = stored(c, t, sampled ? c->y : c->x, c->k * c->n, false);
+    if (h->brings) renew_indices(h);
     store_indices(c, h->row_ptr, h->col_idx);
     memset(h->out, 0xff, (size_t)(c->wanted + 1) * sat_dtype_size(c->problem.c_dtype));
-    sat_status status = sat_run(plan, (const void *[]){first, second}, 2, (void *[]){h->out}, 1, NULL);
+    const void *inputs[] = {first, second, h->row_ptr, h->col_idx};
+    sat_status status = sat_run(plan, inputs, h->brings ? 4 : 2, (void *[]){h->out}, 1, NULL);
     free(first), free(second);
     return status;
 }
@@ -104,6 +121,85 @@ static void a_plan_keeps_up_with_hundreds_of_hostile_masks(void **state) {
         sat_plan_free(plan), sat_plan_free(copy);
         free_host_case(&h);
     }
+    sat_context_free(ctx);
+}
+
+static void runs_of_one_plan_bring_indices_of_many_matrices(void **state) {
+    uint64_t random = 31;
+    (void)state;
+    sat_context *ctx = open_context(SAT_EFFORT_OFF);
+    for (int number = 0; number < 30; number++) {
+        host_case h = put_without_indices(ctx, draw_case(&random, number % 3));
+        sat_plan *plan = NULL, *copy = NULL;
+        assert_ok(sat_plan_create(ctx, h.pattern, &h.c.problem, &plan));
+        assert_ok(sat_plan_dup(plan, &copy));
+        for (int mask = 0; mask < 20; mask++) {
+            if (mask % 2) draw_hostile_mask(&random, &h.c);
+            else draw_right_mask(&random, &h.c);
+            run_and_expect(&h, mask % 5 ? plan : copy, "indices that were brought", number * 100 + mask);
+        }
+        assert_ok(sat_pattern_fault(h.pattern, true));
+        sat_plan_free(plan), sat_plan_free(copy);
+        free_host_case(&h);
+    }
+    sat_context_free(ctx);
+}
+
+static void a_run_without_indices_reads_those_of_the_pattern_again(void **state) {
+    (void)state;
+    sat_context *ctx = open_context(SAT_EFFORT_OFF);
+    int64_t own_ptr[] = {0, 1}, own_col[] = {0}, other_col[] = {1};
+    sat_dynamic_bsr s = {SAT_SIZED(sat_dynamic_bsr), .rows = 1, .cols = 2, .block_rows = 1, .block_cols = 1};
+    s.capacity = 1, s.index_type = SAT_I64, s.row_ptr = own_ptr, s.col_idx = own_col;
+    sat_problem p = matmul_problem(SAT_F32, 1);
+    sat_pattern *pattern = NULL;
+    sat_plan *plan = NULL;
+    float values[] = {1}, b[] = {10, 20}, c[1];
+    assert_ok(sat_pattern_create_dynamic(ctx, &s, &pattern));
+    assert_ok(sat_plan_create(ctx, pattern, &p, &plan));
+    for (int i = 0; i < 4; i++) {
+        const void *inputs[] = {values, b, own_ptr, other_col};
+        assert_ok(sat_run(plan, inputs, i % 2 ? 4 : 2, (void *[]){c}, 1, NULL));
+        assert_true(c[0] == (i % 2 ? 20 : 10));
+    }
+    sat_plan_free(plan);
+    sat_pattern_free(pattern);
+    sat_context_free(ctx);
+}
+
+static sat_status run_with(sat_plan *plan, size_t count, const void *row_ptr, const void *col_idx) {
+    static const float values[4], b[8];
+    static float c[8];
+    return sat_run(plan, (const void *[]){values, b, row_ptr, col_idx}, count, (void *[]){c}, 1, NULL);
+}
+
+static void indices_that_cannot_be_brought_are_refused(void **state) {
+    (void)state;
+    sat_context *ctx = open_context(SAT_EFFORT_OFF);
+    int32_t row_ptr[4] = {0}, col_idx[5] = {0};
+    sat_dynamic_bsr s = {SAT_SIZED(sat_dynamic_bsr), .rows = 2, .cols = 2, .block_rows = 1, .block_cols = 1};
+    s.capacity = 4, s.index_type = SAT_I32;
+    sat_problem p = matmul_problem(SAT_F32, 1);
+    sat_pattern *pattern = NULL, *still = NULL;
+    sat_plan *plan = NULL, *of_still = NULL;
+    assert_ok(sat_pattern_create_dynamic(ctx, &s, &pattern));
+    assert_ok(sat_plan_create(ctx, pattern, &p, &plan));
+    assert_fails(run_with(plan, 2, NULL, NULL), SAT_NULL_POINTER, "row_ptr is NULL in the pattern");
+    float values[4], b[2], c[2];
+    assert_fails(sat_bsr_matmul(ctx, pattern, &p, values, b, c, NULL, NULL), SAT_NULL_POINTER, "NULL in the pattern");
+    assert_fails(run_with(plan, 3, row_ptr, NULL), SAT_BAD_SIZE, "input_count is 3");
+    assert_fails(run_with(plan, 4, NULL, col_idx), SAT_NULL_POINTER, "row_ptr is NULL");
+    assert_fails(run_with(plan, 4, row_ptr, NULL), SAT_NULL_POINTER, "col_idx is NULL");
+    assert_fails(run_with(plan, 4, (char *)row_ptr + 2, col_idx), SAT_MISALIGNED, "row_ptr");
+    assert_fails(run_with(plan, 4, row_ptr, (char *)col_idx + 1), SAT_MISALIGNED, "col_idx");
+    assert_ok(run_with(plan, 4, row_ptr, col_idx));
+    sat_bsr fixed = {SAT_SIZED(sat_bsr), .rows = 2, .cols = 2, .block_rows = 1, .block_cols = 1};
+    fixed.index_type = SAT_I32, fixed.row_ptr = row_ptr;
+    assert_ok(sat_pattern_create(ctx, &fixed, &still));
+    assert_ok(sat_plan_create(ctx, still, &p, &of_still));
+    assert_fails(run_with(of_still, 4, row_ptr, col_idx), SAT_BAD_SIZE, "input_count is 4");
+    sat_plan_free(plan), sat_plan_free(of_still);
+    sat_pattern_free(pattern), sat_pattern_free(still);
     sat_context_free(ctx);
 }
 
@@ -382,6 +478,9 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_variant_follows_a_mask_that_changes),
         cmocka_unit_test(a_plan_keeps_up_with_hundreds_of_hostile_masks),
+        cmocka_unit_test(runs_of_one_plan_bring_indices_of_many_matrices),
+        cmocka_unit_test(a_run_without_indices_reads_those_of_the_pattern_again),
+        cmocka_unit_test(indices_that_cannot_be_brought_are_refused),
         cmocka_unit_test(the_sampled_product_clears_what_no_row_has),
         cmocka_unit_test(a_fault_is_returned_once_and_says_what_is_wrong),
         cmocka_unit_test(what_cannot_be_is_refused),

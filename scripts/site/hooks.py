@@ -30,7 +30,14 @@ LANGUAGES = {".py": "python", ".c": "c", ".h": "c", ".sh": "bash", ".rs": "rust"
 
 # The Python reference: every name of sparse_autotune.__all__ stands in one of these.
 PYTHON = {
-    "Matrices and products": ["BsrMatrix", "matmul", "bsr_gemm", "sampled_matmul"],
+    "Matrices and products": [
+        "BsrMatrix",
+        "matmul",
+        "bsr_gemm",
+        "sampled_matmul",
+        "choose_blocks",
+        "block_scores",
+    ],
     "Attention": ["attention", "AttentionMask", "scaled_dot_product_attention"],
     "Groups": ["grouped_matmul", "grouped_weights"],
     "Layers and models": [

@@ -1,6 +1,7 @@
 /* What a plan owns of a pattern whose indices change. */
 #include "core/dynamic.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 struct sat_tracker {
@@ -44,7 +45,12 @@ sat_status sat_tracker_fault(sat_tracker *t) {
     pthread_mutex_lock(&t->source->lock);
     bool found = take_fault(t, &fault);
     pthread_mutex_unlock(&t->source->lock);
-    return found ? sat_index_fault_fail(&fault, t->copy.capacity, t->copy.grid_cols, t->form.row_stride) : SAT_OK;
+    if (!found) return SAT_OK;
+    sat_status status = sat_index_fault_fail(&fault, t->copy.capacity, t->copy.grid_cols, t->form.row_stride);
+    if (t->ctx->backend->shares_memory) return status;
+    char what[256];
+    snprintf(what, sizeof what, "%s", sat_last_error());
+    return sat_fail(status, "%s, in this run or an earlier one", what);
 }
 
 sat_status sat_dynamic_fault(const sat_pattern_view *a) {
@@ -175,6 +181,11 @@ const sat_pattern_view *sat_tracker_view(const sat_tracker *t) { return &t->view
 size_t sat_tracker_bytes(const sat_tracker *t) { return t->bytes; }
 
 /* ---- a run ---- */
+
+void sat_tracker_read_from(sat_tracker *t, const void *const *indices) {
+    t->copy.from_ptr = indices ? indices[0] : t->source->row_ptr;
+    t->copy.from_col = indices ? indices[1] : t->source->col_idx;
+}
 
 sat_status sat_tracker_before(sat_tracker *t, int threads, void *stream) {
     t->copy.threads = threads;

@@ -32,6 +32,8 @@ void sat_tracker_close(sat_tracker *t); /* accepts NULL */
 /* The view of the copy: for `prepare` and `launch`, valid as long as the tracker. */
 const sat_pattern_view *sat_tracker_view(const sat_tracker *t);
 size_t sat_tracker_bytes(const sat_tracker *t);
+/* Where the next launch reads row_ptr and col_idx; NULL: where the pattern has them. */
+void sat_tracker_read_from(sat_tracker *t, const void *const *indices);
 /* Around a launch: queues the copy; and zeros into the blocks of an output of values that no row has. */
 sat_status sat_tracker_before(sat_tracker *t, int threads, void *stream);
 sat_status sat_tracker_after(sat_tracker *t, void *const *operands, void *stream);

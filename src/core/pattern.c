@@ -97,6 +97,10 @@ static sat_status check_sizes(sat_bsr *s, const char *count, int64_t *grid_rows,
         __builtin_mul_overflow(area, s->stored_blocks, &elements) || elements > INT64_MAX / 64)
         return sat_fail(SAT_BAD_SIZE, "block_rows %lld, block_cols %lld, %s %lld: their product overflows",
                         (long long)s->block_rows, (long long)s->block_cols, count, (long long)s->stored_blocks);
+    return SAT_OK;
+}
+
+static sat_status check_pointers(const sat_bsr *s) {
     if (!s->row_ptr) return sat_fail(SAT_NULL_POINTER, "row_ptr is NULL");
     if (!s->col_idx && s->stored_blocks > 0)
         return sat_fail(SAT_NULL_POINTER, "col_idx is NULL; expected %lld entries", (long long)s->stored_blocks);
@@ -362,6 +366,7 @@ sat_status sat_pattern_create(sat_context *context, const sat_bsr *indices, sat_
     SAT_TRY(sat_struct_in(&s, sizeof s, indices, sizeof s, "sat_bsr"));
     int64_t grid_rows = 0, grid_cols = 0;
     SAT_TRY(check_sizes(&s, "stored_blocks", &grid_rows, &grid_cols));
+    SAT_TRY(check_pointers(&s));
     SAT_TRY(make_with_room(context, &s, grid_rows, grid_cols, false, &p));
     size_t width = s.index_type == SAT_I32 ? 4 : 8;
     const void *row_ptr, *col_idx;
@@ -400,10 +405,12 @@ static void expect_statistics(sat_pattern_view *v, const sat_dynamic_bsr *s) {
     v->stored_elements = (int64_t)fmin(elements, (double)v->rows * (double)v->cols);
 }
 
-static sat_status check_source(const sat_context *ctx, const sat_dynamic_bsr *s) {
-    const void *const pointers[] = {s->row_counts ? s->row_counts : s->row_ptr, s->col_idx};
+static sat_status check_source(const sat_context *ctx, const sat_dynamic_bsr *s, const sat_bsr *like) {
+    const void *const pointers[] = {like->row_ptr, s->col_idx};
     const char *const names[] = {s->row_counts ? "row_counts" : "row_ptr", "col_idx"};
-    for (int i = 0; i < (s->capacity > 0 ? 2 : 1); i++)
+    bool by_runs = !like->row_ptr && !s->col_idx; /* each run brings its own */
+    if (!by_runs) SAT_TRY(check_pointers(like));
+    for (int i = 0; !by_runs && i < (s->capacity > 0 ? 2 : 1); i++)
         if (!ctx->backend->usable(&ctx->device, pointers[i]))
             return sat_fail(SAT_WRONG_MEMORY, "%s is %p, which %s cannot use", names[i], pointers[i], ctx->device.name);
     if (!(s->density >= 0 && s->density <= 1))
@@ -470,7 +477,7 @@ sat_status sat_pattern_create_dynamic(sat_context *context, const sat_dynamic_bs
     like.row_ptr = row_ptr, like.col_idx = s.col_idx;
     sat_pattern *p;
     SAT_TRY(check_sizes(&like, "capacity", &grid_rows, &grid_cols));
-    SAT_TRY(check_source(context, &s));
+    SAT_TRY(check_source(context, &s, &like));
     SAT_TRY(make_pattern(context, &like, grid_rows, grid_cols, &p));
     sat_dynamic_init(&p->dynamic, s.index_type, row_ptr, s.col_idx, s.row_stride);
     p->is_dynamic = true;

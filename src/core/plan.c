@@ -10,7 +10,10 @@
 #include "core/runner.h"
 #include "variant.h"
 
-enum { SEEN = 8 }; /* recently validated pointers per operand */
+enum {
+    SEEN = 8,   /* recently validated pointers per operand */
+    INDICES = 2 /* row_ptr and col_idx, where a run brings them */
+};
 
 /* A ring of pointers that were found usable: asking the driver takes a good part of the time of a short run. */
 typedef struct seen {
@@ -32,7 +35,7 @@ struct sat_plan {
     unsigned wrong_generation; /* the context's, before the variant was chosen */
     atomic_flag running;
     sat_operand operand[SAT_MAX_OPERANDS];
-    seen seen[SAT_MAX_OPERANDS];
+    seen seen[SAT_MAX_OPERANDS], seen_indices[INDICES];
 };
 
 static void describe(sat_plan *p, const sat_request *q, const sat_selection *selection) {
@@ -218,18 +221,39 @@ static bool overlap(const sat_operand *x, const void *at_x, const sat_operand *y
     return nx && ny && px < py + ny && py < px + nx && !side_by_side(x, px, y, py);
 }
 
+static sat_status check_usable(sat_plan *p, seen *s, const char *name, void *pointer) {
+    for (int j = 0; j < SEEN; j++)
+        if (s->pointer[j] == pointer) return SAT_OK;
+    if (!p->ctx->backend->usable(&p->runner.device, pointer))
+        return sat_fail(SAT_WRONG_MEMORY, "%s is %p, which %s cannot use", name, pointer, p->runner.device.name);
+    s->pointer[s->next++ % SEEN] = pointer;
+    return SAT_OK;
+}
+
 static sat_status check_pointer(sat_plan *p, int i, void *pointer) {
     const sat_operand *o = &p->operand[i];
     if (!pointer) return o->span ? sat_fail(SAT_NULL_POINTER, "%s is NULL", o->name) : SAT_OK;
     if ((uintptr_t)pointer & (o->align - 1))
         return sat_fail(SAT_MISALIGNED, "%s is %p; the problem says that it is a multiple of %u bytes", o->name,
                         pointer, o->align);
-    seen *s = &p->seen[i];
-    for (int j = 0; j < SEEN; j++)
-        if (s->pointer[j] == pointer) return SAT_OK;
-    if (!p->ctx->backend->usable(&p->runner.device, pointer))
-        return sat_fail(SAT_WRONG_MEMORY, "%s is %p, which %s cannot use", o->name, pointer, p->runner.device.name);
-    s->pointer[s->next++ % SEEN] = pointer;
+    return check_usable(p, &p->seen[i], o->name, pointer);
+}
+
+/* `indices`: those that a run brings, or NULL for the pattern's own, which were checked when it was made. */
+static sat_status check_run_indices(sat_plan *p, const void *const *indices) {
+    static const char *const names[INDICES] = {"row_ptr", "col_idx"};
+    const sat_pattern_view *a = p->runner.pattern;
+    size_t width = a->dynamic->type == SAT_I32 ? 4 : 8;
+    if (!indices && !a->dynamic->row_ptr)
+        return sat_fail(SAT_NULL_POINTER,
+                        "row_ptr is NULL in the pattern; expected two inputs more, row_ptr and col_idx");
+    for (int i = 0; indices && i < (a->stored_blocks > 0 ? INDICES : 1); i++) {
+        void *pointer = (void *)(uintptr_t)indices[i];
+        if (!pointer) return sat_fail(SAT_NULL_POINTER, "%s is NULL", names[i]);
+        if ((uintptr_t)pointer % width)
+            return sat_fail(SAT_MISALIGNED, "%s is %p; expected a multiple of %zu bytes", names[i], pointer, width);
+        SAT_TRY(check_usable(p, &p->seen_indices[i], names[i], pointer));
+    }
     return SAT_OK;
 }
 
@@ -261,7 +285,7 @@ static sat_status plan_after_fork(sat_plan *plan) {
     return SAT_OK;
 }
 
-static sat_status launch(sat_plan *plan, void *const *operands, void *stream) {
+static sat_status launch(sat_plan *plan, void *const *operands, const void *const *indices, void *stream) {
     void *all[SAT_MAX_OPERANDS];
     for (int i = 0; i < SAT_MAX_OPERANDS; i++) all[i] = i < plan->count ? operands[i] : NULL;
     for (int i = 0; i < plan->count; i++) SAT_TRY(check_pointer(plan, i, all[i]));
@@ -269,6 +293,10 @@ static sat_status launch(sat_plan *plan, void *const *operands, void *stream) {
         if (plan->operand[j].output) SAT_TRY(check_overlap(plan, all, j));
     if (plan->forked != sat_forked()) SAT_TRY(plan_after_fork(plan));
     if (!plan->writes) return SAT_OK; /* a batch of 2^40 empty products would take its time to do nothing */
+    if (plan->runner.tracker) {
+        SAT_TRY(check_run_indices(plan, indices));
+        sat_tracker_read_from(plan->runner.tracker, indices);
+    }
     SAT_TRY(sat_runner_launch(&plan->runner, all, stream));
     SAT_TRY(sat_runner_fault(&plan->runner));
     return plan->check_indices ? plan->check_indices(&plan->runner.problem, all) : SAT_OK;
@@ -284,9 +312,9 @@ static sat_status enter(sat_plan *plan) {
     return sat_fail(SAT_BUSY, "plan is running in another thread; expected one of its own for each (sat_plan_dup)");
 }
 
-sat_status sat_plan_launch(sat_plan *plan, void *const *operands, void *stream) {
+sat_status sat_plan_launch(sat_plan *plan, void *const *operands, const void *const *indices, void *stream) {
     SAT_TRY(enter(plan));
-    sat_status status = launch(plan, operands, stream);
+    sat_status status = launch(plan, operands, indices, stream);
     leave(plan);
     return status;
 }
@@ -324,9 +352,10 @@ sat_status sat_run(sat_plan *plan, const void *const *inputs, size_t input_count
             return wrong_count(plan, output, output ? output_count : input_count);
         operands[i] = output ? outputs[out++] : (void *)(uintptr_t)inputs[in++];
     }
-    if (in != input_count) return wrong_count(plan, false, input_count);
+    const void *const *indices = plan->runner.tracker && input_count == in + INDICES ? &inputs[in] : NULL;
+    if (!indices && in != input_count) return wrong_count(plan, false, input_count);
     if (out != output_count) return wrong_count(plan, true, output_count);
-    return sat_plan_launch(plan, operands, stream);
+    return sat_plan_launch(plan, operands, indices, stream);
 }
 
 sat_status sat_plan_refresh(sat_plan *plan, const void *values, void *stream) {

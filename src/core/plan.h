@@ -9,7 +9,8 @@
 sat_status sat_plan_create_without_memory(sat_context *context, const sat_pattern *pattern, const sat_problem *problem,
                                           sat_plan **plan);
 
-/* sat_run with the operands in the order in which variants get them. */
-sat_status sat_plan_launch(sat_plan *plan, void *const *operands, void *stream);
+/* sat_run with the operands in the order in which variants get them. `indices`: row_ptr and col_idx of this run, or
+ * NULL for the pattern's own. */
+sat_status sat_plan_launch(sat_plan *plan, void *const *operands, const void *const *indices, void *stream);
 
 #endif

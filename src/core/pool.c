@@ -147,7 +147,7 @@ static sat_status call_new(sat_context *ctx, slot *made, void *const *operands, 
     sat_plan_info info = {SAT_SIZED(sat_plan_info)};
     SAT_TRY(capture ? make_without_memory(ctx, made)
                     : sat_plan_create(ctx, made->pattern, &made->problem, &made->plan));
-    sat_status status = sat_plan_launch(made->plan, operands, stream);
+    sat_status status = sat_plan_launch(made->plan, operands, NULL, stream);
     if (sat_plan_get_info(made->plan, &info) == SAT_OK) made->final = info.cached || info.tuned;
     sat_pattern_ref(made->pattern);
     pthread_mutex_lock(&ctx->pool->lock);
@@ -193,7 +193,7 @@ sat_status sat_pool_call(sat_context *ctx, const sat_pattern *pattern, const sat
     slot *p = borrow(ctx->pool, &made, capture);
     pthread_mutex_unlock(&ctx->pool->lock);
     if (!p) return call_new(ctx, &made, operands, stream, capture);
-    sat_status status = sat_plan_launch(p->plan, operands, stream);
+    sat_status status = sat_plan_launch(p->plan, operands, NULL, stream);
     pthread_mutex_lock(&ctx->pool->lock);
     p->in_use = false;
     pthread_mutex_unlock(&ctx->pool->lock);

@@ -74,6 +74,39 @@ static void every_run_is_captured_whatever_the_indices_are(void **state) {
     }
 }
 
+/* As Python runs it: one plan, and each run's indices are where they are. */
+static void runs_that_bring_indices_wait_for_nothing_and_are_captured(void **state) {
+    (void)state;
+    for (int which = 0; which < 3; which++) {
+        dynamic_scene s;
+        sat_plan *plan = NULL;
+        open_dynamic(&s, which);
+        void *row_ptr = device_memory(INDICES * 8), *col_idx = device_memory(INDICES * 8);
+        const void *inputs[] = {s.at[0], s.at[1], row_ptr, col_idx};
+        assert_ok(sat_plan_create(s.ctx, s.pattern, &s.problem, &plan));
+        int allocations = fake.allocations;
+        begin_capture(s.stream);
+        assert_ok(sat_run(plan, inputs, 4, (void *[]){s.at[2]}, 1, s.stream));
+        cudaGraphExec_t exec = end_capture(s.stream);
+        assert_int_equal(fake.spoilt, 0);
+        replay(exec, s.stream);
+        assert_ok(sat_run(plan, inputs, 4, (void *[]){s.at[2]}, 1, s.stream));
+        assert_ok(run_dynamic(&s, plan));
+        assert_true(fake_pending() > 0);
+        assert_int_equal(fake.allocations, allocations);
+        int64_t of_the_host[INDICES] = {0};
+        inputs[3] = of_the_host;
+        assert_fails(sat_run(plan, inputs, 4, (void *[]){s.at[2]}, 1, s.stream), SAT_WRONG_MEMORY, "col_idx");
+        inputs[2] = of_the_host;
+        assert_fails(sat_run(plan, inputs, 4, (void *[]){s.at[2]}, 1, s.stream), SAT_WRONG_MEMORY, "row_ptr");
+        assert_true(fake_pending() > 0);
+        cudaGraphExecDestroy(exec);
+        sat_plan_free(plan);
+        cudaFree(row_ptr), cudaFree(col_idx);
+        close_dynamic(&s);
+    }
+}
+
 static void a_plan_gives_back_what_it_has_of_the_indices(void **state) {
     (void)state;
     dynamic_scene s;
@@ -110,6 +143,7 @@ static void memory_of_the_host_is_refused(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(every_run_is_captured_whatever_the_indices_are),
+        TEST(runs_that_bring_indices_wait_for_nothing_and_are_captured),
         TEST(a_plan_gives_back_what_it_has_of_the_indices),
         TEST(memory_of_the_host_is_refused),
     };

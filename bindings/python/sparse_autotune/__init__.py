@@ -69,7 +69,8 @@ __all__ = [
 ]
 
 if importlib.util.find_spec("torch") is not None:
-    __all__ += ["MoE", "SparseLinear", "SparsifyReport", "freeze", "refresh", "sparsify", "unfreeze"]
+    __all__ += ["MoE", "SparseLinear", "SparsifyReport", "block_scores", "choose_blocks", "freeze", "refresh"]
+    __all__ += ["sparsify", "unfreeze"]
 
 if sys.modules.get("torch") is not None:
     from . import _torch  # noqa: F401  the operators
@@ -85,4 +86,6 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f".{name}", __name__)
     if name in ("MoE", "SparseLinear", "SparsifyReport", "freeze", "refresh", "sparsify", "unfreeze"):
         return getattr(importlib.import_module(".nn", __name__), name)
+    if name in ("block_scores", "choose_blocks"):
+        return getattr(importlib.import_module("._torch.choose", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -99,6 +99,9 @@ _OTHERS = {
     "SAT_BUSY": BusyError,
 }
 
+# What a run may find wrong with indices that change; on a GPU it is an earlier run's.
+INDEX_FAULTS = {"SAT_BAD_ROW_PTR", "SAT_COLUMN_RANGE", "SAT_COLUMN_ORDER"}
+
 OK, UNSUPPORTED, LIBRARY_ERROR, MISALIGNED = 0, 12, 18, 2
 NOT_FOUND, IO, BAD_FORMAT = 14, 15, 16
 
@@ -298,6 +301,22 @@ class Bsr(Sized):
     ]
 
 
+class DynamicBsr(Sized):
+    _fields_ = [
+        ("size", c_size_t),
+        ("rows", c_int64),
+        ("cols", c_int64),
+        ("block_rows", c_int64),
+        ("block_cols", c_int64),
+        ("capacity", c_int64),
+        ("index_type", c_int),
+        ("row_ptr", c_void_p),
+        ("col_idx", c_void_p),
+        ("density", c_double),
+        ("skew", c_double),
+    ]
+
+
 class PatternView(Sized):
     _fields_ = [
         ("size", c_size_t),
@@ -331,6 +350,9 @@ class PatternView(Sized):
         ("kv_offsets", c_void_p),
         ("device_q_offsets", c_void_p),
         ("device_kv_offsets", c_void_p),
+        ("row_end", c_void_p),
+        ("device_row_end", c_void_p),
+        ("dynamic", c_void_p),
     ]
 
 
@@ -557,6 +579,8 @@ _SIGNATURES = {
     "sat_context_agree": (c_int, [c_void_p, POINTER(Agreement)]),
     "sat_agreement_folder": (c_int, [c_char_p, c_int, c_int, POINTER(Agreement)]),
     "sat_pattern_create": (c_int, [c_void_p, POINTER(Bsr), POINTER(c_void_p)]),
+    "sat_pattern_create_dynamic": (c_int, [c_void_p, POINTER(DynamicBsr), POINTER(c_void_p)]),
+    "sat_pattern_fault": (c_int, [c_void_p, c_bool]),
     "sat_pattern_free": (None, [c_void_p]),
     "sat_pattern_get": (c_int, [c_void_p, POINTER(PatternView)]),
     "sat_plan_create": (c_int, [c_void_p, c_void_p, POINTER(Problem), POINTER(c_void_p)]),

@@ -18,6 +18,17 @@ AUTO_BLOCKS = (2, 3, 4, 6, 8, 12, 16, 32, 64)
 AUTO_RACES = 5
 
 
+# ---- indices that change ----
+
+
+def to_static(a: BsrMatrix) -> BsrMatrix:
+    pattern, names = a._pattern, ("row_ptr", "col_idx")
+    indices = check_indices(*pattern.now(), pattern.grid, pattern.stored_blocks, names)
+    values = a._values if hasattr(a._values, "__getitem__") else np.from_dlpack(a._values)
+    made = BsrMatrix(*indices, values[: len(indices[1])], pattern.shape)
+    return made.T if a.is_transposed else made
+
+
 # ---- dense ----
 
 
@@ -110,6 +121,7 @@ def _block_rows(pattern: Pattern) -> np.ndarray:
 
 
 def to_dense(a: BsrMatrix) -> Any:
+    a = a.to_static()
     pattern, values = a._pattern, a._values
     operand = _arrays.describe(values, "values")
     if operand.kind == "dlpack":
@@ -264,6 +276,7 @@ def _to_framework(values: Any, where: str, dtype: str) -> Any:
 
 def _whole(a: BsrMatrix, whose: str) -> BsrMatrix:
     """The matrix as others store it: not by a view of its transpose, and in blocks that divide it."""
+    a = a.to_static()
     a = contiguous(a) if a.is_transposed else a
     if any(s % b for s, b in zip(a._pattern.shape, a._pattern.block)):
         raise ValueError(

@@ -10,6 +10,7 @@ import numpy as np
 
 from . import _abi, _arrays, _quick
 from ._arrays import torch_module
+from ._dynamic import AnyPattern, DynamicPattern, make_dynamic
 from ._indices import host_indices
 from ._pattern import Pattern, percent_sparse
 
@@ -96,6 +97,31 @@ def check_values(values: Any, pattern: Pattern) -> Any:
     return values.contiguous()
 
 
+def _dynamic_parts(
+    row_ptr: Any, col_idx: Any, values: Any, shape: Any, density: Any, skew: Any
+) -> tuple[DynamicPattern, Any]:
+    torch = torch_module()
+    _arrays.refuse_nested(torch, values, "values")
+    tensor = torch is not None and isinstance(values, torch.Tensor)
+    if tensor:  # it may have no memory, as in check_values
+        if values.dim() != 3:
+            raise ValueError(f"values has {values.dim()} dimensions; expected 3: blocks, block rows, columns")
+        if values.layout is not torch.strided:
+            raise TypeError(f"values is {_what(values)}; expected a dense tensor")
+        if values.dtype not in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+            _arrays.dtype_code(values.dtype, "values")  # which torch.compile cannot follow
+        values = values.contiguous()
+        sides, device = tuple(values.shape), values.device
+    else:
+        values = _arrays.host(values, "values") if isinstance(values, (list, tuple)) else values
+        operand = _arrays.describe(values, "values")
+        values, sides, device = _contiguous(values, operand, "values"), operand.shape, operand.device
+    if min(sides[1:]) < 1:
+        raise ValueError(f"values has blocks of {sides[1]}x{sides[2]}; expected sides of at least 1")
+    shape = check_shape(shape)
+    return make_dynamic(row_ptr, col_idx, shape, sides, device, tensor, density, skew), values
+
+
 def _fixed_plans(pattern: Pattern, values: Any) -> Any:
     from . import _fixed
 
@@ -142,7 +168,8 @@ class BsrMatrix:
     _adopted: Any = None  # the caches that its runners are from
 
     def __init__(self, row_ptr: Any, col_idx: Any, values: Any, shape: tuple[int, int]):
-        if isinstance(row_ptr, Pattern):  # _make: a pattern, values, a transpose and a Fixed, all checked
+        # by _make: a pattern, values, a transpose and a Fixed, all checked
+        if isinstance(row_ptr, (Pattern, DynamicPattern)):
             self._set(row_ptr, col_idx, values, shape)
             return
         if isinstance(values, (list, tuple)):
@@ -158,11 +185,55 @@ class BsrMatrix:
         self._set(pattern, values, False)
 
     @classmethod
-    def _make(cls, pattern: Pattern, values: Any, transposed: bool = False, fixed: Any = None) -> BsrMatrix:
+    def dynamic(
+        cls,
+        row_ptr: Any,
+        col_idx: Any,
+        values: Any,
+        shape: tuple[int, int],
+        *,
+        density: float | None = None,
+        skew: float | None = None,
+    ) -> BsrMatrix:
+        """A matrix whose indices change: a mask that is new at every step, a matrix that is pruned while it
+        is trained. Products read `row_ptr` and `col_idx` where they are, when they run; rewrite them in
+        place, or make a new matrix of new ones, which costs microseconds. On a GPU no product brings them to
+        the host or waits for anything.
+
+        They are int32 or int64 torch, NumPy, CuPy or DLPack arrays without gaps, on the device of the
+        values. The length of `col_idx`, and of `values`, is the capacity: the most blocks that can be stored.
+        How many there are is the last row pointer; what stands behind them is ignored, and gets gradients of
+        zero.
+
+        - ``density`` and ``skew`` say what to tune for: the share of blocks that are stored (else the
+          capacity is used up), and how many the heaviest row has over the mean (else 2). All matrices of one
+          shape, block, capacity and hints share what was tuned.
+        - Indices that break the rules are never followed out of bounds: a row with wrong columns is empty. On
+          the CPU the product raises ValueError. On a GPU a later product of a matrix of that kind does, or
+          `check_indices()`.
+        - Such a matrix cannot be frozen. Conversions (`to_dense()` and others) read the indices to the host.
+
+        >>> import numpy as np, sparse_autotune as sa
+        >>> row_ptr, col_idx = np.array([0, 1, 2]), np.array([0, 1, -1])
+        >>> A = sa.BsrMatrix.dynamic(row_ptr, col_idx, np.array([[[1.0]], [[2.0]], [[3.0]]]), (2, 2))
+        >>> A
+        BsrMatrix(2x2, float64, block 1x1, up to 3 of 4 blocks (dynamic), numpy on cpu)
+        >>> A @ np.array([1.0, 10.0])
+        array([ 1., 20.])
+        >>> row_ptr[:], col_idx[:] = [0, 2, 3], [0, 1, 0]
+        >>> A @ np.array([1.0, 10.0])
+        array([21.,  3.])
+        """
+        return cls._make(*_dynamic_parts(row_ptr, col_idx, values, shape, density, skew))
+
+    @classmethod
+    def _make(
+        cls, pattern: AnyPattern, values: Any, transposed: bool = False, fixed: Any = None
+    ) -> BsrMatrix:
         # not by __new__, which torch.compile of 2.6 cannot follow
         return cls(pattern, values, transposed, fixed)
 
-    def _set(self, pattern: Pattern, values: Any, transposed: bool, fixed: Any = None) -> None:
+    def _set(self, pattern: AnyPattern, values: Any, transposed: bool, fixed: Any = None) -> None:
         self._pattern, self._values, self._transposed = pattern, values, transposed
         self._fixed, self._plans = fixed, pattern if fixed is None else fixed
         torch = torch_module()
@@ -282,15 +353,19 @@ class BsrMatrix:
         return (c, r) if self._transposed else (r, c)
 
     @property
-    def row_ptr(self) -> np.ndarray:
+    def row_ptr(self) -> Any:
         """Of the matrix as it is stored: a transposed one (`is_transposed`) shares its parts with the
-        other."""
+        other. A NumPy array; of a dynamic matrix the array that it was made of."""
         return self._pattern.row_ptr
 
     @property
-    def col_idx(self) -> np.ndarray:
-        """Block columns, of the matrix as it is stored."""
+    def col_idx(self) -> Any:
+        """Block columns, of the matrix as it is stored; an array as `row_ptr`."""
         return self._pattern.col_idx
+
+    @property
+    def is_dynamic(self) -> bool:
+        return isinstance(self._pattern, DynamicPattern)
 
     @property
     def values(self) -> Any:
@@ -327,22 +402,28 @@ class BsrMatrix:
 
     @property
     def stored_blocks(self) -> int:
+        """Of a dynamic matrix the capacity."""
         return self._pattern.stored_blocks
 
     @property
     def density(self) -> float:
+        """Of a dynamic matrix that of its capacity."""
         grid = self._pattern.grid
         return self.stored_blocks / (grid[0] * grid[1]) if grid[0] * grid[1] else 0.0
 
     @property
     def stats(self) -> dict[str, float]:
         """What the pattern looks like: density, skew of rows and columns, overlap of neighbouring rows, ...
+        Of a dynamic matrix what is expected of it.
 
         >>> import numpy as np, sparse_autotune as sa
         >>> sa.BsrMatrix.from_dense(np.eye(4), block=2).stats["density"]
         0.5
         """
-        v = self._own_pattern().view()
+        if self.is_dynamic:
+            v = self._pattern.expected(_arrays.describe(self._values, "values").device, self._transposed)
+        else:
+            v = self._own_pattern().view()
         return {
             "stored_blocks": v.stored_blocks,
             "stored_elements": v.stored_elements,
@@ -386,7 +467,17 @@ class BsrMatrix:
         torch's (or CuPy's)."""
         from . import _convert
 
-        return self._like(_convert.move(self._values, device, dtype), self._transposed)
+        values = _convert.move(self._values, device, dtype)
+        if self.is_dynamic:
+            return BsrMatrix._make(self._pattern.beside(values), values, self._transposed)
+        return self._like(values, self._transposed)
+
+    def to_static(self) -> BsrMatrix:
+        """A matrix with the indices that a dynamic one has now, which stay; the values are shared. It waits
+        for the indices and raises where they are wrong. A matrix that is not dynamic is returned itself."""
+        from . import _convert
+
+        return _convert.to_static(self) if self.is_dynamic else self
 
     def to_torch(self) -> Any:
         """A `torch.sparse_bsr` tensor; blocks must divide the shape, as torch wants it."""
@@ -406,17 +497,35 @@ class BsrMatrix:
 
         if not self._transposed:
             return self
+        self._refuse_dynamic("contiguous()")
         made = _convert.contiguous(self)
         return made if self._fixed is None else made.freeze()
 
     def _own_pattern(self) -> Pattern:
         """The pattern of this matrix, of a transpose too."""
+        self._refuse_dynamic("a mask of attention")
         if not self._transposed:
             return self._pattern
         from . import _convert
 
         row_ptr, col_idx, _ = _convert.transposed(self._pattern)
         return make_pattern(row_ptr, col_idx, self.shape, self.block)
+
+    # ---- indices that change ----
+
+    def check_indices(self, wait: bool = True) -> None:
+        """Raises ValueError where a product on a GPU found wrong indices of a dynamic matrix, which no later
+        product has reported yet. `wait` is for all that is queued on the device; without it this sees the
+        products that are done. Matrices of one shape, block, capacity, index type and hints report together,
+        and each fault once. On the CPU the product itself has raised."""
+        if self.is_dynamic:
+            self._pattern.kind.raise_fault(wait)
+
+    def _refuse_dynamic(self, what: str) -> None:
+        if self.is_dynamic:
+            raise NotImplementedError(
+                f"the indices of the matrix change, and {what} needs some that stay: use to_static()"
+            )
 
     # ---- values that do not change ----
 
@@ -442,6 +551,7 @@ class BsrMatrix:
         >>> (A @ np.ones(4))[0]
         np.float64(3.0)
         """
+        self._refuse_dynamic("freeze()")
         if self._fixed is None:
             self._fix(_fixed_plans(self._pattern, self._values))
         return self
@@ -532,10 +642,12 @@ class BsrMatrix:
         grid = self._pattern.grid
         operand = _arrays.describe(self._values, "values")
         rows, cols = self.shape
+        dynamic = self.is_dynamic
         return (
             f"BsrMatrix({rows}x{cols}, {_abi.DTYPE_NAMES[operand.dtype]}, block "
-            f"{self.block[0]}x{self.block[1]}, {self.stored_blocks} of {grid[0] * grid[1]} blocks "
-            f"({percent_sparse(self.density)}), {operand.kind} on {operand.device}"
+            f"{self.block[0]}x{self.block[1]}, {'up to ' if dynamic else ''}{self.stored_blocks} of "
+            f"{grid[0] * grid[1]} blocks ({'dynamic' if dynamic else percent_sparse(self.density)}), "
+            f"{operand.kind} on {operand.device}"
             f"{', transposed' if self._transposed else ''}{', frozen' if self.is_frozen else ''})"
         )
 

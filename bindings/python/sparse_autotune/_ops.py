@@ -163,7 +163,7 @@ def matmul(
         and bias is None
         and options.activation == 0
         and options.alpha == 1
-        and _quick.serves(a._values, b, out)
+        and _quick.serves(a._values, b, out, indices=a._pattern.indices)
     ):
         return _product_into(a, b, left, out, options)
     return product(a, b, left, out, options)
@@ -281,10 +281,12 @@ def _numpy_product(a: BsrMatrix, b: Any, left: bool, options: Options) -> Any:
     quick = _quick.runner(
         a._plans, (a._transposed, left, options.activation, options.alpha, bias is not None), options.alpha
     )
-    inputs = (a._values, b) if bias is None else (a._values, b, bias)
+    operands, indices = (a._values, b, *(() if bias is None else (bias,))), a._pattern.indices
+    inputs = (*operands, *indices)
     result = quick.run(*inputs)
     if result is None:
-        result, made = product_with_plan(a, b, left, None, options, _quick.serves(*inputs))
+        keep = _quick.serves(*operands, indices=indices)
+        result, made = product_with_plan(a, b, left, None, options, keep)
         _quick.install(quick, inputs, (result,), made)
         a._follow()
     return result
@@ -294,7 +296,10 @@ def _product_into(a: BsrMatrix, b: Any, left: bool, out: Any, options: Options) 
     """A plain product into memory that is given, which gives the runner its plan."""
     _, made = product_with_plan(a, b, left, out, options, True)
     _quick.install(
-        _quick.runner(a._plans, (a._transposed, left, 0, 1.0, False)), (a._values, b, out), (), made
+        _quick.runner(a._plans, (a._transposed, left, 0, 1.0, False)),
+        (a._values, b, *a._pattern.indices, out),
+        (),
+        made,
     )
     a._follow()
     return out
@@ -311,6 +316,7 @@ def sampled(
 ) -> BsrMatrix:
     alpha, beta = number(alpha, "alpha"), number(beta, "beta")
     if out is None and beta == 0:
+        pattern = pattern.like(x_array)
         return BsrMatrix._make(pattern, sampled_values(x_array, y_array, pattern, alpha, allow_tf32))
     sampled_with_plan(x_array, y_array, pattern, alpha, beta, out, allow_tf32, False)
     out.refresh()

@@ -159,6 +159,11 @@ def keep_for_graphs(plan: Plan) -> None:
     _kept_for_graphs.append(plan)
 
 
+def grid_of(shape: tuple[int, int], block: tuple[int, int]) -> tuple[int, int]:
+    """Block rows and block columns."""
+    return -(-shape[0] // block[0]), -(-shape[1] // block[1])
+
+
 def _same(a: np.ndarray, b: np.ndarray) -> bool:
     """array_equal, which takes longer than a small product does."""
     return a.tobytes() == b.tobytes() if a.dtype == b.dtype and a.nbytes < 1 << 15 else np.array_equal(a, b)
@@ -232,12 +237,50 @@ class Plans:
         return Plan(handle.value, pattern)
 
 
-class Pattern(Plans):
+class Patterned(Plans):
+    """Plans of problems with a pattern of the library's, one a device."""
+
+    def __init__(self, shape: tuple[int, int], block: tuple[int, int]):
+        super().__init__()
+        self.shape, self.block = shape, block
+        self._handles: dict[str, int] = {}
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        return grid_of(self.shape, self.block)
+
+    def handle(self, device: str) -> int:
+        found = self._handles.get(device)
+        if found is None:
+            made = self._make(device)
+            with self._lock:
+                found = self._handles.setdefault(device, made)
+            if found != made:
+                _abi.lib.sat_pattern_free(made)
+        return found
+
+    def _make(self, device: str) -> int:
+        raise NotImplementedError
+
+    def __del__(self, free=_abi.lib.sat_pattern_free, ending=_abi.ending):
+        for handle in () if ending else getattr(self, "_handles", {}).values():
+            free(handle)  # safe while plans made from it live
+
+    def view(self) -> _abi.PatternView:
+        view = _abi.PatternView()
+        device = next(iter(self._handles))
+        _abi.check(_abi.lib.sat_pattern_get(self._handles[device], ctypes.byref(view)))
+        return view
+
+
+class Pattern(Patterned):
     """The indices of a block-sparse matrix. Immutable. A mask of attention may have offsets of packed queries
     and keys.
 
     It has the plans of all matrices with these indices, but for those whose values are fixed: they have a
     `Fixed` of their own. Whoever takes the plans of a product takes either."""
+
+    indices = ()  # those that each run brings: of a DynamicPattern
 
     def __init__(
         self,
@@ -248,17 +291,10 @@ class Pattern(Plans):
         device: str = "cpu",
         offsets: tuple = (),
     ):
-        self.row_ptr, self.col_idx, self.shape, self.block, self.offsets = (
-            row_ptr,
-            col_idx,
-            shape,
-            block,
-            offsets,
-        )
+        super().__init__(shape, block)
+        self.row_ptr, self.col_idx, self.offsets = row_ptr, col_idx, offsets
         for array in (row_ptr, col_idx, *offsets):
             array.setflags(write=False)
-        super().__init__()
-        self._handles: dict[str, int] = {}
         self.handle(device)
 
     # A copy shares what never changes; a pickled one is validated again.
@@ -279,27 +315,21 @@ class Pattern(Plans):
     def pattern(self) -> Pattern:
         return self
 
+    def like(self, x: Any) -> Pattern:
+        """For operations on x: as a DynamicPattern has it, whose indices may have to be tensors."""
+        return self
+
+    @property
+    def kind(self) -> Pattern:
+        """What has the plans: dynamic patterns of one kind share theirs."""
+        return self
+
     @property
     def stored_blocks(self) -> int:
         return len(self.col_idx)
 
-    @property
-    def grid(self) -> tuple[int, int]:
-        (rows, cols), (br, bc) = self.shape, self.block
-        return -(-rows // br), -(-cols // bc)
-
     def same_indices(self, row_ptr: np.ndarray, col_idx: np.ndarray) -> bool:
         return _same(self.row_ptr, row_ptr) and _same(self.col_idx, col_idx)
-
-    def handle(self, device: str) -> int:
-        found = self._handles.get(device)
-        if found is None:
-            made = self._make(device)
-            with self._lock:
-                found = self._handles.setdefault(device, made)
-            if found != made:
-                _abi.lib.sat_pattern_free(made)
-        return found
 
     def _make(self, device: str) -> int:
         bsr = _abi.Bsr(
@@ -320,16 +350,6 @@ class Pattern(Plans):
             _abi.lib.sat_pattern_create(_context.get(device).handle, ctypes.byref(bsr), ctypes.byref(handle))
         )
         return handle.value
-
-    def __del__(self, free=_abi.lib.sat_pattern_free, ending=_abi.ending):
-        for handle in () if ending else getattr(self, "_handles", {}).values():
-            free(handle)  # safe while plans made from it live
-
-    def view(self) -> _abi.PatternView:
-        view = _abi.PatternView()
-        device = next(iter(self._handles))
-        _abi.check(_abi.lib.sat_pattern_get(self._handles[device], ctypes.byref(view)))
-        return view
 
 
 # What Python calls what the library's messages name.

@@ -88,4 +88,4 @@ def labelled(label: str, svg: str) -> str:
 
 
 def matrix_picture(matrix: Any) -> str:
-    return labelled(repr(matrix), matrix_svg(matrix._pattern, matrix.is_transposed))
+    return labelled(repr(matrix), matrix_svg(matrix.to_static()._pattern, matrix.is_transposed))

@@ -9,6 +9,7 @@ from typing import Any
 
 from . import _abi, _arrays, _quick
 from ._arrays import Operand, torch_module
+from ._dynamic import AnyPattern, index_pointers
 from ._fixed import Fixed, Snapshot
 from ._matrix import BsrMatrix
 from ._pattern import Kept, Pattern, Problem, alignment, launch, problem_of
@@ -376,12 +377,12 @@ def _run_product(a, values, x, target, bias, left, c_dtype, options, dense_name,
     keep = (
         keep and values.array is a._values and b.operand is x and (bias is None or bias.array is options.bias)
     )
-    inputs = (values.pointer, b.operand.pointer, *(() if bias is None else (bias.pointer,)))
+    inputs = values.pointer, b.operand.pointer, *(() if bias is None else (bias.pointer,))
     sparse_name = "B" if left else "A"
     return run(
-        a._pattern if fixed is None else fixed,
+        a._pattern.kind if fixed is None else fixed,
         problem,
-        inputs,
+        (*inputs, *index_pointers(a._pattern, x.device)),
         (target.pointer,),
         x,
         {"b": dense_name, "c": "out", "values": sparse_name, "n": dense_name},
@@ -393,17 +394,18 @@ def _run_product(a, values, x, target, bias, left, c_dtype, options, dense_name,
 # ---- sampled products ----
 
 
-def sampled_values(x: Any, y: Any, pattern: Pattern, alpha: float, allow_tf32: bool | None) -> Any:
+def sampled_values(x: Any, y: Any, pattern: AnyPattern, alpha: float, allow_tf32: bool | None) -> Any:
     """New values: by a runner, or by the full path, which gives the runner its plan."""
     quick = (
         _quick.runner(pattern, ("sampled", alpha), alpha)
-        if allow_tf32 is None and _quick.serves(x, y)
+        if allow_tf32 is None and _quick.serves(x, y, indices=pattern.indices)
         else None
     )
-    values = None if quick is None else quick.run_inside(x, y)
+    inputs = x, y, *pattern.indices
+    values = None if quick is None else quick.run_inside(*inputs)
     if values is None:
         values, made = sampled_with_plan(x, y, pattern, alpha, 0.0, None, allow_tf32, quick is not None)
-        _quick.install(quick, (x, y), (values,), made)
+        _quick.install(quick, inputs, (values,), made)
     return values
 
 
@@ -452,8 +454,8 @@ def sampled_with_plan(x_array, y_array, pattern, alpha, beta, out, allow_tf32, k
         )
         names = {"x": "X", "y": "Y", "values": "out"}
         keep = keep and vx.operand.array is x_array and vy.operand.array is y_array
-        inputs = (vx.operand.pointer, vy.operand.pointer)
-        plan = run(pattern, problem, inputs, (target.pointer,), x, names, keep)
+        inputs = vx.operand.pointer, vy.operand.pointer, *index_pointers(pattern, x.device)
+        plan = run(pattern.kind, problem, inputs, (target.pointer,), x, names, keep)
         if out is not None:
             count_write(target.array)
     return _arrays.finish(target, x), plan
@@ -465,15 +467,17 @@ def check_is_bsr(out: Any) -> BsrMatrix:
     return out
 
 
+def _same_pattern(p: AnyPattern, q: AnyPattern) -> bool:
+    return p is q or (
+        type(p) is type(q)
+        and p.shape == q.shape
+        and p.block == q.block
+        and p.same_indices(q.row_ptr, q.col_idx)
+    )
+
+
 def _check_sampled_out(out: Any, pattern: Pattern, x: Operand) -> Operand:
-    if check_is_bsr(out).is_transposed or not (
-        out._pattern is pattern
-        or (
-            out._pattern.shape == pattern.shape
-            and out._pattern.block == pattern.block
-            and out._pattern.same_indices(pattern.row_ptr, pattern.col_idx)
-        )
-    ):
+    if check_is_bsr(out).is_transposed or not _same_pattern(out._pattern, pattern):
         raise ValueError("out has another pattern; expected that of pattern")
     target = _arrays.check_output(out._values, "out")
     if _check_values(target, pattern) is not target:

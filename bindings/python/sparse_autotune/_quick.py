@@ -5,6 +5,7 @@ NumPy arrays and torch tensors use it. `_torch/quick.py` has what only tensors n
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,11 @@ except ImportError:
 
 
 def _failed(status: int) -> None:
-    """Raises what a run failed with. A wrong argument is left to the full path, which names it."""
+    """Raises what a run failed with. A wrong argument is left to the full path, which names it; a fault of
+    indices is not, since it is returned once, and the run may be an earlier one."""
     _abi.raise_interrupt()
     error = _abi.failure(status)
-    if not isinstance(error, _abi.ArgumentError):
+    if not isinstance(error, _abi.ArgumentError) or error.status in _abi.INDEX_FAULTS:
         raise error
 
 
@@ -86,9 +88,31 @@ def is_runner(x: Any) -> bool:
     return _fast is not None and type(x) is _fast.Runner
 
 
+def _run_dynamic(pattern: Any, kind: tuple, values: Any, b: Any) -> Any:
+    return runner(pattern, kind).run(values, b, *pattern.indices)
+
+
+def _run_dynamic_into(pattern: Any, kind: tuple, values: Any, b: Any, out: Any) -> Any:
+    return runner(pattern, kind).into(values, b, *pattern.indices, out)
+
+
+def _adopt_dynamic(matrix: Any) -> None:
+    """The same of a matrix that is made anew at each step: a runner is looked for when it is asked."""
+    pattern = matrix._pattern
+    right, left = ((matrix._transposed, left, 0, 1.0, False) for left in (False, True))
+    matrix._runner, matrix._into = (
+        partial(_run_dynamic, pattern, right),
+        partial(_run_dynamic_into, pattern, right),
+    )
+    matrix._left_runner = partial(_run_dynamic, pattern, left)
+    matrix._left_into = partial(_run_dynamic_into, pattern, left)
+
+
 def adopt(matrix: Any) -> None:
     """Gives a matrix the runners of its plain products."""
-    if _fast is not None:
+    if _fast is not None and matrix.is_dynamic:
+        _adopt_dynamic(matrix)
+    elif _fast is not None:
         plans, transposed = matrix._plans, matrix._transposed
         matrix._adopted = plans.caches
         right, left = (runner(plans, (transposed, left, 0, 1.0, False)) for left in (False, True))
@@ -96,17 +120,24 @@ def adopt(matrix: Any) -> None:
         matrix._left_runner, matrix._left_into = left.run, left.into
 
 
-def serves(*arrays: Any) -> bool:
+def serves(*arrays: Any, indices: tuple = ()) -> bool:
     """Whether a runner may serve these: plain arrays of NumPy, or plain tensors, of dtypes that it knows."""
     if _fast is None:
         return False
     if type(arrays[0]) is np.ndarray:
-        return all(type(x) is np.ndarray and x.dtype in _NUMPY_DTYPES for x in arrays)
-    return install_torch is not None and all(type(x) in torch_types for x in arrays)
+        known = all(type(x) is np.ndarray and x.dtype in _NUMPY_DTYPES for x in arrays)
+        return known and all(type(x) is np.ndarray for x in indices)
+    return install_torch is not None and all(type(x) in torch_types for x in (*arrays, *indices))
 
 
 torch_types: tuple = ()
 install_torch: Any = None
+
+
+def lists_among(inputs: tuple, results: tuple) -> list[tuple[int, Any]]:
+    """A bias, offsets and indices, of whose alignment a plan asks nothing, with their places."""
+    last = len(inputs) - (not results)
+    return [(i, x) for i, x in enumerate(inputs[:last]) if i > 1 and x.ndim == 1]
 
 
 def install(quick: Any, inputs: tuple, results: tuple, made: Kept | None) -> None:
@@ -118,7 +149,7 @@ def install(quick: Any, inputs: tuple, results: tuple, made: Kept | None) -> Non
         install_torch(quick, inputs, results, made)
         return
     aligned = [alignment(x.__array_interface__["data"][0], "cpu") for x in (*inputs, *results)]
-    if results and len(inputs) == 3:  # a bias, or offsets, of which a plan asks nothing
-        aligned[2] = inputs[2].itemsize
+    for i, x in lists_among(inputs, results):
+        aligned[i] = x.itemsize
     makers = tuple((np.empty, (x.shape, x.dtype)) for x in results)
     quick.add(inputs, tuple(aligned), makers, made.stream, _abi.get_threads(), 0, made.plan.handle, made)

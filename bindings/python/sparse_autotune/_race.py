@@ -12,7 +12,7 @@ from typing import Any
 from . import _abi, _arrays, _attention, _context, _grouped, _mask, _pattern, _products
 from ._convert import check_columns
 from ._matrix import BsrMatrix
-from ._pattern import Pattern, Plans, Problem, names_of, percent_sparse
+from ._pattern import Patterned, Plans, Problem, names_of, percent_sparse
 from ._sparse import as_bsr, is_sparse
 
 
@@ -280,7 +280,7 @@ def _describe(
     d = context.info
     rate = d.tf32_rate if p.flags & _abi.ALLOW_TF32 and p.a_dtype == _abi.F32 else d.flop_rate[p.a_dtype]
     floor = max(info.flops / rate if rate else 0, info.bytes / d.memory_rate if d.memory_rate else 0)
-    if not isinstance(pattern, Pattern):
+    if not isinstance(pattern, Patterned):
         return {
             "op": _abi.OP_NAMES[p.op],
             "m": p.m,
@@ -421,7 +421,7 @@ def benchmark(
         flags=options.flags_for(x) | _fixed_flag(a),
     )
     with _abi.openmp_threads(_arrays.threads_for(x)):
-        return run(a._pattern, x.device, problem, fresh=fresh, only=only)
+        return run(a._pattern.kind, x.device, problem, fresh=fresh, only=only)
 
 
 def _fixed_flag(a: BsrMatrix) -> int:
@@ -518,7 +518,7 @@ def tune(
             for problem in _problems(
                 a, n, values.dtype, left, gradients, flags, _pattern.alignment(0, device)
             ):
-                found.append(_plan_facts(a._pattern.plan(device, problem, effort)))
+                found.append(_plan_facts(a._pattern.kind.plan(device, problem, effort)))
     return found
 
 

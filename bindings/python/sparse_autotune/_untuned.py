@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from . import _abi, _context, _race
+from ._dynamic import Kind
 from ._pattern import Pattern, Plan, Plans, Problem
 
 _DTYPES = {short: code for code, short in _abi.DTYPE_SHORT.items()}
@@ -147,6 +148,8 @@ def make_pattern(words: dict[str, str], device: str, seed: int) -> Plans:
     rows, cols = (m, n) if op != _abi.MATMUL else (k, m) if transposed else (m, k)
     if int(words.get("masks", 1)) > 1:  # one for each head, below each other
         rows = int(words["heads"]) * -(-m // br) * br
+    if "dynamic" in words:
+        return Kind((rows, cols), block, stored, _abi.I64, (float(words["density"]), float(words["skew"])))
     skew, overlap, grid = float(words["skew"]), float(words["overlap"]), (-(-rows // br), -(-cols // bc))
     if not 0 <= stored <= grid[0] * grid[1]:
         raise ValueError(f"{stored} blocks of {grid[0] * grid[1]}")
@@ -183,6 +186,8 @@ def _prepare(device: str, effort: str, key: str, text: str) -> tuple[_context.Co
     """A noted problem, and a context of its own: threads and cold or warm are in its key alone."""
     words, known = read_words(text), read_words(key)
     try:
+        if "dynamic" in words:  # what is expected is in the key alone
+            words["density"] = known["density"]
         problem = read_problem(words)
         pattern = make_pattern(words, device, 1)
     except (KeyError, ValueError, IndexError) as error:

@@ -215,6 +215,7 @@ class SparseLinear(nn.Module):
         refuse_nested(torch, bias, "bias")
         if bias is not None and tuple(bias.shape) != matrix.shape[:1]:
             raise ValueError(f"bias has shape {tuple(bias.shape)}; expected {matrix.shape[:1]}")
+        matrix = matrix.to_static()
         if matrix.is_transposed:
             matrix = matrix.contiguous()
         values = (

@@ -870,12 +870,14 @@ def operators(rank, world, folder):
 
     torch.manual_seed(0)
     kind = {"dtype": torch.float64}
-    a = sa.BsrMatrix.from_dense(torch.randn(24, 32, **kind), block=8, keep=0.5)
-    for at in (Shard(0), Shard(1), Replicate()):
-        agree(lambda x: sa.matmul(x, a), [torch.randn(2 * world, 3 * world, 24, **kind)], [at], at)
-    agree(lambda b: sa.matmul(a, b), [torch.randn(32, 4 * world, **kind)], [Shard(1)], Shard(1))
-    x, y = torch.randn(24, 4 * world, **kind), torch.randn(4 * world, 32, **kind)
-    agree(lambda x, y: sa.sampled_matmul(x, y, a).values, [x, y], [Shard(1), Shard(0)], Partial())
+    still = sa.BsrMatrix.from_dense(torch.randn(24, 32, **kind), block=8, keep=0.5)
+    index = (torch.tensor(i) for i in (still.row_ptr, still.col_idx))
+    for a in (still, sa.BsrMatrix.dynamic(*index, still.values, (24, 32))):
+        for at in (Shard(0), Shard(1), Replicate()):
+            agree(lambda x: sa.matmul(x, a), [torch.randn(2 * world, 3 * world, 24, **kind)], [at], at)
+        agree(lambda b: sa.matmul(a, b), [torch.randn(32, 4 * world, **kind)], [Shard(1)], Shard(1))
+        x, y = torch.randn(24, 4 * world, **kind), torch.randn(4 * world, 32, **kind)
+        agree(lambda x, y: sa.sampled_matmul(x, y, a).values, [x, y], [Shard(1), Shard(0)], Partial())
     heads = 2 * world
     mask = sa.AttentionMask.window(32, 8)
     for at in (Shard(0), Shard(1), Replicate()):

@@ -4,11 +4,14 @@ import gc
 
 import numpy as np
 import pytest
-from conftest import OnlyDlpack, agreeing_ranks, random_bsr
+from conftest import OnlyDlpack, agreeing_ranks, random_bsr, tensors_close
 
 import sparse_autotune as sa
+from sparse_autotune import _abi
 
 torch = pytest.importorskip("torch")
+from test_dynamic import Asked, Case
+
 pytestmark = pytest.mark.cuda
 
 
@@ -294,6 +297,195 @@ def test_dlpack_arrays_on_the_gpu():
     c = sa.matmul(a, OnlyDlpack(b))
     torch.cuda.synchronize()
     close(torch.as_tensor(c, device="cuda"), dense @ b)
+
+
+# ---- indices that change ----
+
+
+class OnGpu:
+    """A case of test_dynamic with copies of its indices, and operands, on the GPU."""
+
+    def __init__(self, dtype=torch.float32, **words):
+        self.case = Case(np.random.default_rng(), dtype, **words)
+        self.row_ptr, self.col_idx = self.case.row_ptr.cuda(), self.case.col_idx.cuda()
+        self.values = torch.empty(self.case.capacity, *self.case.block, dtype=dtype, device="cuda")
+        self.b = torch.randn(self.case.shape[1], 32, device="cuda").to(dtype)
+        self.x, self.y = (torch.randn(n, 16, device="cuda").to(dtype) for n in self.case.shape)
+
+    def draw(self, hostile=False):
+        self.case.draw(hostile)
+        self.row_ptr.copy_(self.case.row_ptr)
+        self.col_idx.copy_(self.case.col_idx)
+        self.values.copy_(self.case.values())
+
+    def matrix(self):
+        return sa.BsrMatrix.dynamic(self.row_ptr, self.col_idx, self.values, self.case.shape)
+
+    def results(self):
+        a = self.matrix()
+        return a @ self.b, a.T @ self.x, sa.sampled_matmul(self.x, self.y.T, a).values
+
+    def check(self, results):
+        d = self.case.dense(self.values.cpu()).double()
+        samples = self.case.samples(self.x.cpu().double() @ self.y.cpu().double().T)
+        for got, expected in zip(results, (d @ self.b.cpu().double(), d.T @ self.x.cpu().double(), samples)):
+            tensors_close(got.cpu(), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("effort", ["off", "quick"])
+def test_a_graph_that_was_captured_once_follows_masks_that_change(dtype, effort):
+    at = OnGpu(dtype, grid=(8, 8), block=(64, 64) if dtype == torch.float16 else (16, 16), capacity=40)
+    at.draw()
+    with sa.set_effort(effort), torch.no_grad():
+        at.check(at.results())  # tuned before the capture
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            results = at.results()
+    faults = 0
+    for replay in range(60):
+        at.draw(hostile=replay % 3 == 2)
+        for t in results:
+            t.fill_(torch.nan)
+        graph.replay()
+        at.check(results)
+        faults += at.case.faulty
+        found = 0
+        for _ in range(3 if at.case.faulty else 1):  # one of each of the three plans
+            try:
+                at.matrix().check_indices()
+            except ValueError as error:
+                assert error.status in ("SAT_BAD_ROW_PTR", "SAT_COLUMN_RANGE", "SAT_COLUMN_ORDER")
+                found += 1
+        assert found == (3 if at.case.faulty else 0)
+        at.matrix().check_indices()
+    assert faults > 5
+
+
+def test_a_later_product_reports_a_fault_and_its_own_result_is_not_lost():
+    at = OnGpu(grid=(4, 4), block=(16, 16), capacity=8)
+    at.draw()
+    a = at.matrix()
+    a @ at.b
+    a.col_idx[:] = -1
+    a.row_ptr[1:] = 1
+    a @ at.b
+    torch.cuda.synchronize()
+    at.draw()
+    with pytest.raises(ValueError, match=r"col_idx\[0\] is -1; expected 0 to 3, in this run or an earlier one"):
+        a @ at.b
+    at.check([a @ at.b])
+    a.check_indices()
+
+
+def test_blocks_are_chosen_inside_a_graph():
+    q, k = torch.randn(2, 512, 32, device="cuda"), torch.randn(2, 512, 32, device="cuda")
+    values, b = torch.randn(2 * 8 * 3, 64, 64, device="cuda"), torch.randn(512, 64, device="cuda")
+
+    def step():
+        index = sa.choose_blocks(sa.block_scores(q, k, 64), 3)
+        return sa.matmul(sa.BsrMatrix.dynamic(*index, values, (1024, 512)), b), *index
+
+    with torch.no_grad():
+        step()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            c, row_ptr, col_idx = step()
+    for _ in range(10):
+        q.normal_(), k.normal_(), values.normal_()
+        graph.replay()
+        torch.cuda.synchronize()
+        rows = col_idx.view(16, 3)
+        assert (rows.diff(dim=1) > 0).all() and (rows == torch.arange(16, device="cuda")[:, None] % 8).any(
+            1
+        ).all()
+        still = sa.BsrMatrix(row_ptr.cpu(), col_idx.cpu(), values, (1024, 512))
+        tensors_close(c, still.to_dense().double() @ b.double())
+
+
+def test_a_training_step_with_a_mask_that_changes_is_captured():
+    at = OnGpu(grid=(4, 6), block=(32, 32), capacity=12)
+    at.draw()
+    at.values.nan_to_num_(0.0).requires_grad_()
+
+    def step():
+        at.values.grad = None
+        (at.matrix() @ at.b).square().sum().backward()
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    at.values.grad = None
+    with torch.cuda.graph(graph):
+        step()
+    for _ in range(5):
+        with torch.no_grad():
+            at.draw()
+            at.values.nan_to_num_(0.0)
+        graph.replay()
+        leaf = at.values.detach().cpu().double().requires_grad_()
+        (at.case.dense(leaf) @ at.b.cpu().double()).square().sum().backward()
+        close(at.values.grad.cpu(), leaf.grad)
+
+
+def test_new_masks_wait_for_nothing_and_make_no_plan(monkeypatch):
+    at = OnGpu(grid=(8, 8), block=(32, 32), capacity=30)
+    masks = []
+    for _ in range(6):
+        at.draw()
+        masks.append((at.row_ptr.clone(), at.col_idx.clone(), at.case.dense(at.values.cpu())))
+    values, scores = at.values.nan_to_num(0.0).requires_grad_(), torch.randn(8, 8, device="cuda")
+
+    def step(row_ptr, col_idx):
+        a = sa.BsrMatrix.dynamic(row_ptr.clone(), col_idx.clone(), values, at.case.shape)
+        c = a @ at.b
+        c.square().sum().backward()
+        chosen = sa.BsrMatrix.dynamic(*sa.choose_blocks(scores, 3), values[:24].detach(), (256, 256))
+        return c.detach(), chosen @ at.b.new_ones(256, 32)
+
+    for mask in masks[:3]:
+        step(*mask[:2])
+    lib = Asked(_abi.lib)
+    monkeypatch.setattr(_abi, "lib", lib)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        results = [step(*mask[:2])[0] for mask in masks]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert set(lib.names) <= {"sat_run"}
+    for c, (_, _, d) in zip(results, masks):
+        assert c.shape == (at.case.shape[0], 32) and d.shape == at.case.shape
+
+
+def test_a_dynamic_matrix_moves_with_copies_of_its_indices():
+    at = OnGpu(grid=(4, 4), block=(16, 16), capacity=8)
+    at.draw()
+    there = at.matrix().to("cpu")
+    assert there.is_dynamic and not there.row_ptr.is_cuda and there.to("cuda").col_idx.is_cuda
+    d = at.case.dense(at.values.cpu())
+    at.draw()
+    tensors_close(there @ at.b.cpu(), d.double() @ at.b.cpu().double())
+    with pytest.raises(ValueError, match="row_ptr is on cpu and the values on cuda:0"):
+        sa.BsrMatrix.dynamic(at.row_ptr.cpu(), at.col_idx, at.values, at.case.shape)
+
+
+@pytest.mark.slow
+def test_a_mask_that_changes_under_compile_with_cuda_graphs():
+    at = OnGpu(grid=(4, 4), block=(32, 32), capacity=10)
+
+    def step(row_ptr, col_idx, values, b):
+        return sa.matmul(sa.BsrMatrix.dynamic(row_ptr, col_idx, values, at.case.shape), b)
+
+    compiled = torch.compile(step, mode="reduce-overhead", fullgraph=True)
+    with torch.no_grad():
+        for _ in range(6):
+            at.draw()
+            at.check([compiled(at.row_ptr, at.col_idx, at.values, at.b)])
 
 
 def test_four_ranks_on_one_gpu_agree_and_survive_one_that_is_killed(tmp_path):

@@ -41,7 +41,8 @@ The files, each knowing only those above it:
 - `patterns`, `masks`: patterns by their index tensors, as operators find them
 - `quick`: what the fast path needs of torch
 - `eager`: products past the dispatcher, and their gradients
-- `operators`: matmul and sampled as operators
+- `operators`, `dynamic_operators`: matmul and sampled as operators; of indices that change
+- `choose`: which blocks to keep, of their scores
 - `calls`: which route matmul and sampled_matmul take
 - `dense_weight`: the dense weight of a sparse layer, made only where it is read
 - `own_attention`: torch's own attention kernels as variants
@@ -57,8 +58,10 @@ from . import (
     attention,  # noqa: F401
     attention_operators,  # noqa: F401
     calls,  # noqa: F401
+    choose,  # noqa: F401
     dense_weight,  # noqa: F401
     drop_in,  # noqa: F401
+    dynamic_operators,  # noqa: F401
     eager,  # noqa: F401
     explained,  # noqa: F401
     grouped,  # noqa: F401

@@ -11,7 +11,16 @@ from .. import _abi, _ops, _products
 from .._matrix import BsrMatrix
 from .._sparse import as_bsr, is_sparse
 from . import modes
-from .eager import ACTIVATIONS, Product, differentiable, differentiable_sampled, forward, refuse_tf32
+from .eager import (
+    ACTIVATIONS,
+    Product,
+    differentiable,
+    differentiable_sampled,
+    forward,
+    operator_product,
+    operator_sampled,
+    refuse_tf32,
+)
 from .modes import plain
 from .operators import autocasts, cast
 from .patterns import index_tensors
@@ -38,13 +47,12 @@ def _through_operator(
 ) -> Tensor:
     fused = activation == "none" or may_fuse()
     values, row_ptr, col_idx, bias = alike(b, a._values, *a._index, bias)
-    result = torch.ops.sparse_autotune.matmul(
+    result = operator_product(
+        a._pattern,
         values,
-        row_ptr,
-        col_idx,
+        (row_ptr, col_idx),
         b,
         bias,
-        a._pattern.shape,
         a._transposed,
         left,
         alpha,
@@ -109,11 +117,11 @@ def _matmul_compiled(A, B, bias, activation, alpha, out, beta, out_dtype):
 def _with_torch_values(a: BsrMatrix) -> BsrMatrix:
     if a._torch:
         return a
-    return BsrMatrix._make(
-        a._pattern,
-        torch.as_tensor(a._values) if not hasattr(a._values, "__dlpack__") else torch.from_dlpack(a._values),
-        a._transposed,
+    values = (
+        torch.as_tensor(a._values) if not hasattr(a._values, "__dlpack__") else torch.from_dlpack(a._values)
     )
+    pattern = a._pattern.beside(values) if a.is_dynamic else a._pattern
+    return BsrMatrix._make(pattern, values, a._transposed)
 
 
 def _matmul(A, B, bias, activation, alpha, out, beta, out_dtype, options=None):
@@ -144,7 +152,7 @@ def _matmul(A, B, bias, activation, alpha, out, beta, out_dtype, options=None):
                 deterministic=not options.flags & _abi.ALLOW_NONDETERMINISTIC,
             )
     word = activation or "none"
-    if not plain(a._values, b, bias, out):
+    if not plain(a._values, b, bias, out, *a._pattern.indices):
         if out_dtype is not None:
             raise NotImplementedError(
                 "out_dtype is not offered where torch traces, nor for tensors that are not plain ones"
@@ -189,7 +197,7 @@ def _gradient(A, B):
         or any_autocast()
     ):
         return None
-    if not plain(values, b):
+    if not plain(values, b, *a._pattern.indices):
         return None
     return Product.of_plain(values, b, None, a._plans, a._transposed, left, 1.0)
 
@@ -213,14 +221,15 @@ def _sampled(X, Y, pattern, alpha, out, beta, tf32=None):
         alpha, beta = _products.number(alpha, "alpha"), _products.number(beta, "beta")
     _products.check_beta(beta, out)
     x, y = (Y.t(), X.t()) if a._transposed else (X, Y)
-    if compiling or not plain(x, y) or autocasts(x):
+    pattern = a._pattern.like(x)
+    if compiling or not plain(x, y, *pattern.indices) or autocasts(x):
         if not autocasts(x):
             refuse_tf32(tf32, x)
-        index = alike(x, *index_tensors(a._pattern, x.device))
-        values = torch.ops.sparse_autotune.sampled(x, y, *index, a._pattern.shape, a._pattern.block, alpha)
+        index = alike(x, *index_tensors(pattern, x.device))
+        values = operator_sampled(pattern, x, y, index, alpha)
     else:
-        values = differentiable_sampled(x, y, a._pattern, alpha, tf32)
-    return BsrMatrix._make(a._pattern, values, a._transposed)
+        values = differentiable_sampled(x, y, pattern, alpha, tf32)
+    return BsrMatrix._make(pattern, values, a._transposed)
 
 
 _ops._surrounded = modes.surrounded

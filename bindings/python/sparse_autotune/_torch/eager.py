@@ -13,15 +13,17 @@ import torch
 from torch import Tensor
 
 from .. import _products
+from .._dynamic import AnyPattern
 from .._fixed import Fixed
 from .._matrix import BsrMatrix, refuse_gradients
-from .._pattern import Pattern
 from .._quick import runner
 from .modes import plain
 from .patterns import index_tensors
 from .private import forward_ad
 from .quick import install
 from .refusals import ReverseOnly, refuse_tangents
+
+Plans = AnyPattern | Fixed
 
 ACTIVATIONS = {
     "none": None,
@@ -35,7 +37,7 @@ ACTIVATIONS = {
 
 
 def forward(
-    plans: Pattern | Fixed,
+    plans: Plans,
     values: Tensor,
     transposed: bool,
     b: Tensor,
@@ -54,7 +56,7 @@ def forward(
         if tf32 is not None
         else runner(plans, (transposed, left, activation, alpha, bias is not None), alpha)
     )
-    inputs = (values, b) if bias is None else (values, b, bias)
+    inputs = values, b, *(() if bias is None else (bias,)), *plans.pattern.indices
     result = None if quick is None else quick.run_inside(*inputs)
     if result is not None:
         return result
@@ -77,13 +79,15 @@ def _options(alpha: float, bias: Any, activation: int, tf32: bool | None = None)
     return options
 
 
-def forward_sampled(x: Tensor, y: Tensor, pattern: Pattern, alpha: float, tf32: bool | None = None) -> Tensor:
+def forward_sampled(
+    x: Tensor, y: Tensor, pattern: AnyPattern, alpha: float, tf32: bool | None = None
+) -> Tensor:
     if forward_ad._current_level >= 0:
         refuse_tangents(x, y)
     return _products.sampled_values(x, y, pattern, alpha, tf32)
 
 
-def _bare(plans: Pattern | Fixed, values: Tensor, transposed: bool) -> BsrMatrix:
+def _bare(plans: Plans, values: Tensor, transposed: bool) -> BsrMatrix:
     """A matrix for use inside this package, without what adopt() gives."""
     matrix = BsrMatrix.__new__(BsrMatrix)
     matrix._pattern, matrix._fixed = plans.pattern, plans if plans.fixed_values else None
@@ -147,18 +151,20 @@ class Product(ReverseOnly):
     def forward(ctx, values, b, bias, plans, transposed, left, alpha, tf32=None):
         if plans.fixed_values and ctx.needs_input_grad[0]:
             refuse_gradients(values, "unfreeze() to train them, or values.requires_grad_(False)")
-        ctx.save_for_backward(values, b)
+        ctx.save_for_backward(values, b, *plans.pattern.indices)
         ctx.facts = (plans, transposed, left, alpha, None if bias is None else bias.dtype, tf32)
         return forward(plans, values, transposed, b, left, bias, 0, alpha, tf32)
 
     @staticmethod
     def backward(ctx, grad):
-        values, b = ctx.saved_tensors
+        values, b, *indices = ctx.saved_tensors
         plans, transposed, left, alpha, bias_dtype, tf32 = ctx.facts
         if plans.fixed_values and plans.snapshot.values is not values:
             plans = plans.pattern  # what a hook made of the saved ones, for this pass alone
+        if indices:
+            plans = plans.with_indices(*indices)
         # The usual backward pass, which is not differentiated again: asked once for all of it.
-        if not torch.is_grad_enabled() and plain(values, b, grad):
+        if not torch.is_grad_enabled() and plain(values, b, grad, *indices):
 
             def product(v, x, t, side, s):
                 return forward(plans, v, t, x, side, None, 0, s, tf32)
@@ -184,14 +190,16 @@ class Sampled(ReverseOnly):
 
     @staticmethod
     def forward(ctx, x, y, pattern, alpha, tf32=None):
-        ctx.save_for_backward(x, y)
+        ctx.save_for_backward(x, y, *pattern.indices)
         ctx.facts = (pattern, alpha, tf32)
         return forward_sampled(x, y, pattern, alpha, tf32)
 
     @staticmethod
     def backward(ctx, grad):
-        x, y = ctx.saved_tensors
+        x, y, *indices = ctx.saved_tensors
         pattern, alpha, tf32 = ctx.facts
+        if indices:
+            pattern = pattern.with_indices(*indices)
         d_x = d_y = None
         if ctx.needs_input_grad[0]:
             d_x = differentiable(pattern, grad.contiguous(), y.t(), None, False, False, alpha, tf32)
@@ -209,8 +217,35 @@ def refuse_tf32(tf32: bool | None, b: Tensor) -> None:
         )
 
 
+def operator_product(
+    pattern: AnyPattern,
+    values: Tensor,
+    indices: tuple,
+    b: Tensor,
+    bias: Tensor | None,
+    transposed: bool,
+    left: bool,
+    alpha: float,
+    activation: str = "none",
+    fixed: bool = False,
+) -> Tensor:
+    operators, parts, words = (
+        torch.ops.sparse_autotune,
+        (values, *indices, b, bias),
+        (transposed, left, alpha),
+    )
+    if pattern.indices:
+        return operators.dynamic_matmul(*parts, pattern.shape, *words, activation, *pattern.hints)
+    return operators.matmul(*parts, pattern.shape, *words, activation, fixed)
+
+
+def operator_sampled(pattern: AnyPattern, x: Tensor, y: Tensor, indices: tuple, alpha: float) -> Tensor:
+    operators, parts = torch.ops.sparse_autotune, (x, y, *indices, pattern.shape, pattern.block, alpha)
+    return operators.dynamic_sampled(*parts, *pattern.hints) if pattern.indices else operators.sampled(*parts)
+
+
 def differentiable(
-    plans: Pattern | Fixed,
+    plans: Plans,
     values: Tensor,
     b: Tensor,
     bias: Tensor | None,
@@ -221,18 +256,12 @@ def differentiable(
 ) -> Tensor:
     """The product with a gradient where one is wanted. What a backward pass is given may not be plain; then
     the operator computes it."""
-    if not plain(values, b, bias):
+    pattern = plans.pattern
+    if not plain(values, b, bias, *pattern.indices):
         refuse_tf32(tf32, b)
-        return torch.ops.sparse_autotune.matmul(
-            values,
-            *index_tensors(plans.pattern, values.device),
-            b,
-            bias,
-            list(plans.pattern.shape),
-            transposed,
-            left,
-            alpha,
-            fixed=plans.fixed_values,
+        indices = index_tensors(pattern, values.device)
+        return operator_product(
+            pattern, values, indices, b, bias, transposed, left, alpha, fixed=plans.fixed_values
         )
     if torch.is_grad_enabled() and (
         values.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)
@@ -244,15 +273,13 @@ def differentiable(
 def differentiable_sampled(
     x: Tensor,
     y: Tensor,
-    pattern: Pattern,
+    pattern: AnyPattern,
     alpha: float,
     tf32: bool | None = None,
 ) -> Tensor:
-    if not plain(x, y):
+    if not plain(x, y, *pattern.indices):
         refuse_tf32(tf32, x)
-        return torch.ops.sparse_autotune.sampled(
-            x, y, *index_tensors(pattern, x.device), list(pattern.shape), list(pattern.block), alpha
-        )
+        return operator_sampled(pattern, x, y, index_tensors(pattern, x.device), alpha)
     if torch.is_grad_enabled() and (x.requires_grad or y.requires_grad):
         return Sampled.of_plain(x, y, pattern, alpha, tf32)
     return forward_sampled(x, y, pattern, alpha, tf32)

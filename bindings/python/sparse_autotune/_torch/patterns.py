@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from .. import _abi
+from .._dynamic import AnyPattern
 from .._matrix import make_pattern
 from .._pattern import Pattern
 from .._quick import _fast
@@ -332,9 +333,11 @@ def _copy_indices(pattern: Pattern, device: torch.device) -> tuple[Tensor, Tenso
         return torch.tensor(pattern.row_ptr, device=device), torch.tensor(pattern.col_idx, device=device)
 
 
-def index_tensors(pattern: Pattern, device: torch.device) -> tuple[Tensor, Tensor]:
+def index_tensors(pattern: AnyPattern, device: torch.device) -> tuple[Tensor, Tensor]:
     """The indices as tensors on a device, one pair a pattern. They stay, but for fakes. Another thread makes
-    a GPU's."""
+    a GPU's. Those of a dynamic pattern are the caller's."""
+    if pattern.indices:
+        return pattern.indices
     key = ("index", str(device))
     known = pattern.caches.get(key)
     if modes.makes_fakes(known):

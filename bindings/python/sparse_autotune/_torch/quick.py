@@ -42,7 +42,8 @@ if _fast is not None:
 def adopt(matrix: BsrMatrix) -> None:
     """Makes a matrix with torch values ready: its runners, and its indices as tensors."""
     matrix._index = index_tensors(matrix._pattern, matrix._values.device)
-    _quick.adopt(matrix)
+    if not (matrix.is_dynamic and torch.compiler.is_dynamo_compiling()):  # there operators do all
+        _quick.adopt(matrix)
 
 
 def _maker(result: Tensor) -> tuple[Any, tuple]:
@@ -72,8 +73,8 @@ def install(quick: Any, inputs: tuple, results: tuple, made: Kept | None) -> Non
         _watch_captures()
     tf32 = int(bool(first.is_cuda and first.dtype == torch.float32 and _products.torch_allows_tf32()))
     aligned = [alignment(t.data_ptr(), str(t.device)) for t in (*inputs, *results)]
-    if results and len(inputs) == 3 and inputs[2].dim() == 1:  # a bias, or offsets
-        aligned[2] = inputs[2].element_size()
+    for i, t in _quick.lists_among(inputs, results):
+        aligned[i] = t.element_size()
     makers = tuple(map(_maker, results))
     plan, owner = (made.plan.handle, made) if made.function is None else (0, made.function)
     quick.add(inputs, tuple(aligned), makers, made.stream, made.threads, tf32, plan, owner)

@@ -143,6 +143,8 @@ def _attention_backward(grad, q, k, v, out, lse, mask=None, mask_shape=(), *_):
 _RULES = {
     "matmul": _matmul,
     "sampled": _sampled,
+    "dynamic_matmul": _matmul,
+    "dynamic_sampled": _sampled,
     "grouped_matmul": _grouped_matmul,
     "grouped_weights": _grouped_weights,
     "attention": _attention,
