@@ -123,17 +123,17 @@ impl<I: Index> DynamicPattern<I> {
         }
         let [rows, cols] = [shape[0].div_ceil(block[0]), shape[1].div_ceil(block[1])];
         if rows.checked_mul(cols).is_some_and(|all| capacity > all) {
-            return Err(Error::BadSize(format!("capacity is {capacity}, and there are {rows}x{cols} blocks")));
+            return Err(Error::BadSize(format!("capacity is {capacity}; expected at most {rows}x{cols}, all blocks")));
         }
         if block[0].checked_mul(block[1]).and_then(|one| one.checked_mul(capacity)).is_none() {
             return Err(Error::BadSize(format!("capacity is {capacity}: so many blocks of {block:?} overflow")));
         }
-        let entries = rows.checked_add(1).ok_or_else(|| Error::BadSize(format!("shape[0] is {}", shape[0])))?;
-        let (row_ptr, col_idx) = (Array::<I>::new("row_ptr", entries)?, Array::<I>::new("col_idx", capacity)?);
+        let [height, width] = [size("shape[0]", shape[0])?, size("shape[1]", shape[1])?];
+        let (row_ptr, col_idx) = (Array::<I>::new("row_ptr", rows + 1)?, Array::<I>::new("col_idx", capacity)?);
         let indices = sys::sat_dynamic_bsr {
             size: size_of::<sys::sat_dynamic_bsr>(),
-            rows: size("shape[0]", shape[0])?,
-            cols: size("shape[1]", shape[1])?,
+            rows: height,
+            cols: width,
             block_rows: size("block[0]", block[0])?,
             block_cols: size("block[1]", block[1])?,
             capacity: size("capacity", capacity)?,
