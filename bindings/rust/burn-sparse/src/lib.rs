@@ -39,7 +39,7 @@ mod pattern;
 mod spec;
 mod tensor;
 
-pub use attention::{AttentionOptions, attention, try_attention};
+pub use attention::{AttentionOptions, attention, attention_with_sinks, try_attention, try_attention_with_sinks};
 pub use backend::SparseBackend;
 pub use gemm::{BsrGemm, BsrGemmConfig, Epilogue, Tuning};
 pub use linear::{SparseLinear, SparseLinearConfig, SparseLinearRecord};

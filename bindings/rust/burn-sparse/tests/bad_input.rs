@@ -7,7 +7,7 @@ use burn::nn::LinearConfig;
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_sparse::{
     AttentionOptions, BsrPattern, BsrTensor, Error, SparseBackend, SparseLinear, SparseLinearConfig, attention,
-    try_attention,
+    try_attention, try_attention_with_sinks,
 };
 use common::{Random, setup};
 use proptest::prelude::*;
@@ -213,7 +213,20 @@ fn attention_names_the_argument() {
     attention_refuses([[2, 4, 5, 8], fits, [2, 2, 7, 8]], &plain, &["v has shape [2, 2, 7, 8]"]);
     attention_refuses([[2, 3, 5, 8], fits, fits], &plain, &["2 heads do not divide", "3"]);
     attention_refuses([[2, 0, 5, 8], [2, 0, 6, 8], [2, 0, 6, 8]], &plain, &["q has shape", "no heads"]);
-    attention_refuses([[2, 2, 5, 12], [2, 2, 6, 12], [2, 2, 6, 12]], &plain, &["q has shape", "multiple of 8"]);
+    for (sizes, name) in [([0, 8], "q"), ([577, 8], "q"), ([8, 0], "v"), ([8, 577], "v")] {
+        let shapes = [[2, 2, 5, sizes[0]], [2, 2, 6, sizes[0]], [2, 2, 6, sizes[1]]];
+        attention_refuses(shapes, &plain, &[&format!("{name} has shape"), "from 1 to 576"]);
+    }
+    for softcap in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e-5, 2e6] {
+        let capped = AttentionOptions { softcap: Some(softcap), ..plain.clone() };
+        attention_refuses([[2, 4, 5, 8], fits, fits], &capped, &[&format!("softcap is {softcap}"), "to 1e6"]);
+    }
+    for len in [0, 2, 5] {
+        let [q, k, v] = [[2, 4, 5, 8], fits, fits].map(|shape| Tensor::<B, 4>::empty(shape, &Default::default()));
+        let sinks = Tensor::<B, 1>::empty([len], &Default::default());
+        let error = try_attention_with_sinks(q, k, v, sinks, &plain).expect_err("there are four heads").to_string();
+        assert!(error.contains(&format!("sinks is F32 of [{len}], expected F32 of [4]")), "{error}");
+    }
     attention_refuses(
         [[2, 4, 5, 8], fits, fits],
         &AttentionOptions { window: Some(0), ..plain.clone() },
@@ -322,6 +335,11 @@ fn sizes_beyond_all_memory_are_refused() {
     let wide = |shape| Tensor::<Flex, 4>::ones([1, 1, 1, 8], &Default::default()).expand(shape);
     let (q, k) = (wide([1 << 20, 1 << 20, 1, 8]), wide([1 << 20, 1, 1, 8]));
     refuses(&["attention", "elements"], || try_attention(q, k.clone(), k, &AttentionOptions::default()));
+    // Where values are larger than keys the result alone may have too many.
+    let (q, k) = (wide([1 << 30, 1 << 30, 1, 8]), wide([1 << 30, 1, 1, 8]));
+    let v = Tensor::<Flex, 4>::ones([1, 1, 1, 16], &Default::default()).expand([1 << 30, 1, 1, 16]);
+    let error = try_attention(q, k, v, &AttentionOptions::default()).expect_err("2^64 elements").to_string();
+    assert!(error.contains("the result has shape [1073741824, 1073741824, 1, 16]"), "{error}");
 }
 
 /// A copy of this operand would be 32 TiB; Flex expands without memory.

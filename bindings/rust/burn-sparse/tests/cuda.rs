@@ -10,15 +10,15 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{GradientsParams, Optimizer, SgdConfig};
 use burn::tensor::backend::Backend;
-use burn::tensor::{DType, Tensor, TensorPrimitive};
+use burn::tensor::{DType, Tensor, TensorPrimitive, Tolerance};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::cubecl::cuda::CudaRuntime;
 use burn_sparse::backend::{CudaOrder, fallback};
 use burn_sparse::{
     Activation, AttentionOptions, BsrGemm, BsrGemmConfig, BsrPattern, BsrTensor, Effort, MatmulSpec, Side,
-    SparseBackend, SparseLinear, SparseLinearConfig, attention,
+    SparseBackend, SparseLinear, SparseLinearConfig, attention, attention_with_sinks,
 };
-use common::attention::dense;
+use common::attention::{dense, dense_with_sinks};
 use common::{Random, assert_close, assert_close_by, assert_close_to, assert_within, setup};
 
 /// Without Fusion, whatever the features.
@@ -73,6 +73,7 @@ on_both! {
     attention_of_bf16;
     attention_of_views;
     attention_to_nothing;
+    attention_with_sinks_and_a_soft_cap;
     attention_keeps_its_order;
 }
 
@@ -427,6 +428,40 @@ fn attention_to_nothing<B: SparseBackend>() {
     let hidden = AttentionOptions { mask, ..options };
     let found = settled::<B, _>("attention without blocks", attention(v.clone(), v.clone(), v, &hidden));
     assert_close(found, Tensor::zeros([2, 2, 5, 64], &Default::default()));
+}
+
+/// Values of another size too; every call but the first takes the plan that was kept.
+fn attention_with_sinks_and_a_soft_cap<B: SparseBackend>() {
+    setup();
+    let options = AttentionOptions { causal: true, softcap: Some(3.0), ..Default::default() };
+    for (dtype, seed) in [(DType::F32, 12), (DType::F16, 13), (DType::BF16, 14), (DType::F16, 15), (DType::F32, 16)] {
+        let mut random = Random(seed);
+        let mut make = |heads, len, size| random.tensor::<Autodiff<B>, 4>([2, heads, len, size], dtype);
+        let inputs = [make(4, 33, 64), make(2, 47, 64), make(2, 47, 40)];
+        let weigh = make(4, 33, 40);
+        let sinks = random.tensor::<Autodiff<B>, 1>([4], DType::F32);
+        let cpu = |tensor: &Tensor<Autodiff<B>, 4>| Tensor::<Autodiff<NdArray>, 4>::from_inner(on_cpu(tensor.clone()));
+        let [x, y, z] = inputs.each_ref().map(|tensor| cpu(tensor).require_grad());
+        let s = Tensor::<Autodiff<NdArray>, 1>::from_inner(on_cpu(sinks.clone())).require_grad();
+        let expected = dense_with_sinks(x.clone(), y.clone(), z.clone(), Some(s.clone()), &options);
+        let slopes = (expected.clone() * cpu(&weigh)).sum().backward();
+
+        let [q, k, v] = inputs.map(Tensor::require_grad);
+        let sinks = sinks.require_grad();
+        let out = attention_with_sinks(q.clone(), k.clone(), v.clone(), sinks.clone(), &options);
+        let out = settled::<B, _>("sinks", out);
+        assert_close_to(out.clone(), expected.into_data());
+        let grads = settled::<B, _>("backward of sinks", (out * weigh).sum().backward());
+        for (tensor, slope) in [q, k, v].into_iter().zip([x, y, z]) {
+            let expected = slope.grad(&slopes).expect("a gradient").into_data();
+            assert_close_by(tensor.grad(&grads).expect("a gradient"), expected, 16.0);
+        }
+        let found = sinks.grad(&grads).expect("a gradient").into_data();
+        let expected = s.grad(&slopes).expect("a gradient").into_data();
+        // A sum over 66 queries of what 40 products come to, of an output that is rounded to the dtype.
+        let unit = if dtype == DType::F32 { 2f64.powi(-24) } else { 2f64.powi(-8) };
+        expected.assert_approx_eq::<f32>(&found, Tolerance::absolute(1e-3 + unit * 66.0));
+    }
 }
 
 /// Layer after layer, each of which needs the one before, and nothing that the host waits for until the end.

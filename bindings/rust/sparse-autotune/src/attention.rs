@@ -58,7 +58,7 @@ impl HeadLayout {
 /// The [`Pattern`] is the mask, over the scores, one row for each query and one column for each key: key j is kept for query
 /// i where the block of (i, j) is stored, [`causal`](Self::causal) and [`window`](Self::window) allow it, and both belong to
 /// the same sequence ([`Pattern::with_sequences`]). Without a mask it is [`Pattern::full`]. A query for which nothing is
-/// kept gets zeros.
+/// kept gets zeros. [`softcap`](Self::softcap) and [`sinks`](Self::sinks) change the scores, and what they are weighed by.
 ///
 /// ```
 /// use sparse_autotune::{Attention, Context, Pattern, Plan, Problem};
@@ -95,12 +95,23 @@ pub struct Attention {
     window: usize,
     pub(crate) scale: f64,
     lse: bool,
+    value_dim: usize,
+    softcap: f64,
+    pub(crate) sinks: bool,
     layouts: [HeadLayout; 8],
 }
 
-/// Those that have a layout, in its order, and whether they are keys and values.
-const PLACED: [(&str, bool); 8] =
-    [("q", false), ("k", true), ("v", true), ("o", false), ("do", false), ("dq", false), ("dk", true), ("dv", true)];
+/// Those that have a layout, in its order: whether they have a row for each key, and whether rows have the size of values.
+const PLACED: [(&str, bool, bool); 8] = [
+    ("q", false, false),
+    ("k", true, false),
+    ("v", true, true),
+    ("o", false, true),
+    ("do", false, true),
+    ("dq", false, false),
+    ("dk", true, false),
+    ("dv", true, true),
+];
 
 macro_rules! layouts {
     ($($(#[$doc:meta])* $name:ident = $at:expr;)*) => {
@@ -113,7 +124,7 @@ macro_rules! layouts {
 }
 
 impl Attention {
-    /// So many heads of queries, and of keys too, of `dim` elements, from 1 to 576; on a GPU a multiple of 8, at most 512.
+    /// So many heads of queries, and of keys too, of `dim` elements, from 1 to 576.
     pub fn new(heads: usize, dim: usize) -> Self {
         Self { heads, dim, ..Self::default() }
     }
@@ -122,6 +133,11 @@ impl Attention {
     /// by default: as many as those.
     pub fn kv_heads(self, kv_heads: usize) -> Self {
         Self { kv_heads, ..self }
+    }
+
+    /// Elements of a head of V and O, and of their gradients, from 1 to 576; 0, the default: as many as Q and K have.
+    pub fn value_dim(self, value_dim: usize) -> Self {
+        Self { value_dim, ..self }
     }
 
     /// Only keys up to a query's diagonal position: that of query i of m is key `i + (n - m)` of n.
@@ -137,6 +153,41 @@ impl Attention {
     /// What scores are multiplied by; 0, the default: `1/sqrt(dim)`.
     pub fn scale(self, scale: f64) -> Self {
         Self { scale, ..self }
+    }
+
+    /// Scores s, which the scale is in already, become `softcap*tanh(s/softcap)`; from 1e-4 to 1e6, and 0, the default: they
+    /// stay.
+    pub fn softcap(self, softcap: f64) -> Self {
+        Self { softcap, ..self }
+    }
+
+    /// There is one input more: an f32 for each head, which is weighed as one more score of each of its queries, with a
+    /// value of zeros; of minus infinity it weighs nothing. The LSE counts it. The backward pass has one output more: the
+    /// gradient of it, an f32 for each head, summed over queries and batch.
+    ///
+    /// ```
+    /// use sparse_autotune::{Attention, Context, Pattern, Plan, Problem};
+    ///
+    /// # fn main() -> sparse_autotune::Result<()> {
+    /// # let context = Context::builder().device("cpu").cache_in_memory().effort(sparse_autotune::Effort::Off).build()?;
+    /// let mask = Pattern::full(&context, [1, 3])?;
+    /// let attention = Attention::new(1, 8).sinks(true).lse(true);
+    /// let (q, k, v, sinks) = ([0f32; 8], [0f32; 24], [1f32; 24], [0f32]); // four scores of 0, of which three have a value
+    /// let (mut o, mut lse) = ([0f32; 8], [0f32; 1]);
+    /// let mut plan = Plan::new(&context, &mask, &Problem::attention::<f32>(&attention))?;
+    /// plan.attention_lse_sinks((&q, &k, &v), &sinks, &mut o, &mut lse)?;
+    /// assert_eq!((o[0], lse[0]), (0.75, 4f32.ln()));
+    ///
+    /// let (mut dq, mut dk, mut dv, mut dsinks) = ([0f32; 8], [0f32; 24], [0f32; 24], [0f32; 1]);
+    /// let mut plan = Plan::new(&context, &mask, &Problem::attention_backward::<f32>(&attention))?;
+    /// let (inputs, outputs) = ((&q, &k, &v), (&mut dq, &mut dk, &mut dv));
+    /// plan.attention_backward_sinks(inputs, (&o, &lse), &[1f32; 8], &sinks, outputs, &mut dsinks)?;
+    /// assert!((dsinks[0] + 0.25 * 8.0 * 0.75).abs() < 1e-6); // less its weight times the sum of the output
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn sinks(self, sinks: bool) -> Self {
+        Self { sinks, ..self }
     }
 
     /// Forward: also give `log(sum(exp(scale*q*k)))` of each query, which the backward pass needs: f32, (batch, head,
@@ -192,33 +243,41 @@ impl Attention {
         // SAFETY: the part of these operations, which the constructor has written.
         let to = unsafe { &mut raw.__bindgen_anon_1.attention };
         (to.causal, to.window, to.lse) = (self.causal, size("window", self.window)?, self.lse);
+        (to.value_dim, to.softcap, to.sinks) = (size("value_dim", self.value_dim)?, self.softcap, self.sinks);
         let places = [&mut to.q, &mut to.k, &mut to.v, &mut to.o, &mut to.do_, &mut to.dq, &mut to.dk, &mut to.dv];
-        for ((place, layout), (name, _)) in places.into_iter().zip(self.layouts).zip(PLACED) {
+        for ((place, layout), (name, ..)) in places.into_iter().zip(self.layouts).zip(PLACED) {
             *place = layout.raw(name)?;
         }
         Ok(())
     }
 
-    /// The operands, in the library's order.
-    pub(crate) fn needs(&self, dtype: Dtype, batch: usize, pattern: &Pattern, backward: bool) -> Result<Needs> {
-        let [rows, keys] = pattern.shape();
+    /// The operands, in the library's order; of a mask of this shape.
+    pub(crate) fn needs(&self, dtype: Dtype, batch: usize, shape: [usize; 2], backward: bool) -> Result<Needs> {
+        let [rows, keys] = shape;
         let queries = if self.queries == 0 { rows } else { self.queries };
         let kv_heads = if self.kv_heads == 0 { self.heads } else { self.kv_heads };
+        let value_dim = if self.value_dim == 0 { self.dim } else { self.value_dim };
         let placed = |at: usize| -> Result<Need> {
-            let (name, of_keys) = PLACED[at];
-            let shape =
-                if of_keys { [batch, kv_heads, keys, self.dim] } else { [batch, self.heads, queries, self.dim] };
+            let (name, of_keys, of_values) = PLACED[at];
+            let (heads, rows) = if of_keys { (kv_heads, keys) } else { (self.heads, queries) };
+            let shape = [batch, heads, rows, if of_values { value_dim } else { self.dim }];
             Ok(Need { name, dtype, len: self.layouts[at].extent(name, shape)? })
         };
         let (q, k, v, o) = (placed(0)?, placed(1)?, placed(2)?, placed(3)?);
         let len = HeadLayout::default().extent("lse", [batch, self.heads, queries, 1])?;
         let lse = Need { name: "lse", dtype: Dtype::F32, len };
+        let sinks = |name| self.sinks.then_some(Need { name, dtype: Dtype::F32, len: self.heads });
+        let (mut inputs, mut outputs) = (vec![q, k, v], vec![]);
         if backward {
-            let (d_o, dq, dk, dv) = (placed(4)?, placed(5)?, placed(6)?, placed(7)?);
-            return Ok(Needs { inputs: vec![q, k, v, o, lse, d_o], outputs: vec![dq, dk, dv] });
+            inputs.extend([o, lse, placed(4)?]);
+            outputs.extend([placed(5)?, placed(6)?, placed(7)?]);
+            outputs.extend(sinks("dsinks"));
+        } else {
+            outputs.push(o);
+            outputs.extend(self.lse.then_some(lse));
         }
-        let outputs = if self.lse { vec![o, lse] } else { vec![o] };
-        Ok(Needs { inputs: vec![q, k, v], outputs })
+        inputs.extend(sinks("sinks"));
+        Ok(Needs { inputs, outputs })
     }
 }
 
@@ -233,7 +292,7 @@ impl Problem {
         Self::new(Operation::Attention, dtype, 0).with_attention(attention)
     }
 
-    /// The gradients of attention to Q, K and V.
+    /// The gradients of attention to Q, K and V, and to sinks where it has them.
     pub fn attention_backward<T: Element>(attention: &Attention) -> Self {
         Self::attention_backward_of(T::DTYPE, attention)
     }
@@ -260,6 +319,27 @@ impl Plan {
         self.run(Operation::Attention, &[q.span(), k.span(), v.span()], &[o.span(), lse.span()])
     }
 
+    /// Runs attention whose problem has sinks, one for each head.
+    pub fn attention_sinks(
+        &mut self,
+        (q, k, v): (impl Input, impl Input, impl Input),
+        sinks: impl Input,
+        mut o: impl Output,
+    ) -> Result<()> {
+        self.run(Operation::Attention, &[q.span(), k.span(), v.span(), sinks.span()], &[o.span()])
+    }
+
+    /// Runs attention whose problem has sinks and an LSE.
+    pub fn attention_lse_sinks(
+        &mut self,
+        (q, k, v): (impl Input, impl Input, impl Input),
+        sinks: impl Input,
+        mut o: impl Output,
+        mut lse: impl Output,
+    ) -> Result<()> {
+        self.run(Operation::Attention, &[q.span(), k.span(), v.span(), sinks.span()], &[o.span(), lse.span()])
+    }
+
     /// Runs the backward pass: `o` and `lse` are what the forward pass gave, `d_o` is the gradient of `o`.
     ///
     /// The three outputs are slices or buffers of their own. For gradients that are stored in one packed array there is
@@ -275,8 +355,24 @@ impl Plan {
         let outputs = [dq.span(), dk.span(), dv.span()];
         self.run(Operation::AttentionBackward, &inputs, &outputs)
     }
+
+    /// Runs the backward pass of attention whose problem has sinks; `dsinks` has one number for each head, as they have.
+    pub fn attention_backward_sinks(
+        &mut self,
+        (q, k, v): (impl Input, impl Input, impl Input),
+        (o, lse): (impl Input, impl Input),
+        d_o: impl Input,
+        sinks: impl Input,
+        (mut dq, mut dk, mut dv): (impl Output, impl Output, impl Output),
+        mut dsinks: impl Output,
+    ) -> Result<()> {
+        let inputs = [q.span(), k.span(), v.span(), o.span(), lse.span(), d_o.span(), sinks.span()];
+        let outputs = [dq.span(), dk.span(), dv.span(), dsinks.span()];
+        self.run(Operation::AttentionBackward, &inputs, &outputs)
+    }
 }
 
+/// The one-call forms, which have no argument for sinks: attention that has them takes a [`Plan`].
 impl Context {
     /// Attention in one call; see [`Plan::attention`].
     pub fn attention(

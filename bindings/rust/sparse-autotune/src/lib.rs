@@ -28,7 +28,7 @@
 //! ```
 //!
 //! [`Attention`], dense or with a pattern as its mask, and its gradients are problems like any other. [`Grouped`] is the
-//! product of a mixture of experts, which has no pattern.
+//! product of a mixture of experts, which has no pattern. A [`DynamicPattern`] has indices that change between runs.
 //!
 //! Whatever can fail returns an [`Error`] that names the argument, its value and what was expected. Contexts and patterns
 //! are `Send` and `Sync`; a plan is `Send`, and running it takes `&mut`.
@@ -42,6 +42,7 @@ mod attention;
 mod bsr;
 mod cache;
 mod context;
+mod dynamic;
 mod error;
 mod grouped;
 mod memory;
@@ -56,6 +57,7 @@ pub use attention::{Attention, HeadLayout};
 pub use bsr::Bsr;
 pub use cache::CacheEntry;
 pub use context::{Context, ContextBuilder, Device, LogLevel, Variant};
+pub use dynamic::{DynamicPattern, DynamicPlan, Hints};
 pub use error::{Error, Result};
 pub use grouped::{Grouped, GroupedPlan};
 pub use half::{bf16, f16};

@@ -67,9 +67,19 @@ impl Plan {
         ) -> sys::sat_status,
     ) -> Result<Self> {
         pattern.belongs_to(context)?;
-        let (needs, raw_problem) = (problem.needs(pattern)?, problem.raw()?);
-        let mut raw = ptr::null_mut();
-        check(create(context.raw(), pattern.as_ptr(), &raw_problem, &mut raw))?;
+        let needs = problem.needs(pattern.shape(), pattern.stored_values())?;
+        Self::of(context, problem, needs, |problem, plan| create(context.raw(), pattern.as_ptr(), problem, plan))
+    }
+
+    /// `create` has the pattern.
+    pub(crate) fn of(
+        context: &Context,
+        problem: &Problem,
+        needs: Needs,
+        create: impl FnOnce(*const sys::sat_problem, *mut *mut sys::sat_plan) -> sys::sat_status,
+    ) -> Result<Self> {
+        let (raw_problem, mut raw) = (problem.raw()?, ptr::null_mut());
+        check(create(&raw_problem, &mut raw))?;
         Ok(Self { raw, needs, problem: *problem, context: context.clone() })
     }
 
@@ -105,14 +115,15 @@ impl Plan {
     /// The callers hold what the spans are of until this returns.
     pub(crate) fn run(&mut self, operation: Operation, inputs: &[Span], outputs: &[Span]) -> Result<()> {
         is_a(&self.problem, operation)?;
-        let from = addresses(&self.context, &self.needs.inputs, inputs, "bias")?.map(|address| address.cast_const());
-        let to = addresses(&self.context, &self.needs.outputs, outputs, "lse")?;
+        let [input, output] = operation.optional();
+        let from = addresses(&self.context, &self.needs.inputs, inputs, input)?.map(|address| address.cast_const());
+        let to = addresses(&self.context, &self.needs.outputs, outputs, output)?;
         // SAFETY: every operand was checked to be as large as the problem says; outputs are borrowed mutably until the
         // call returns, and a buffer waits for the stream before its memory is read, written or freed by anybody.
         unsafe { self.run_raw(&from[..inputs.len()], &to[..outputs.len()], ptr::null_mut()) }
     }
 
-    /// Runs on raw addresses, in the order of the C library; a bias or an LSE only where the problem has one, and other
+    /// Runs on raw addresses, in the order of the C library; a bias, sinks or an LSE only where the problem has them, and other
     /// counts are refused. `stream` is a `cudaStream_t` on CUDA and ignored on a CPU. What is queued on it may still run when
     /// this returns.
     ///
@@ -120,8 +131,8 @@ impl Plan {
     /// |---|---|---|
     /// | matmul | values, B, bias | C |
     /// | sampled product | X, Y | values |
-    /// | attention | Q, K, V | O, LSE |
-    /// | its gradients | Q, K, V, O, LSE, dO | dQ, dK, dV |
+    /// | attention | Q, K, V, sinks | O, LSE |
+    /// | its gradients | Q, K, V, O, LSE, dO, sinks | dQ, dK, dV, dsinks |
     ///
     /// # Safety
     /// Each address has as much behind it, on the context's device, as the problem says, until the run is done; nobody
@@ -175,7 +186,7 @@ fn is_a(problem: &Problem, operation: Operation) -> Result<()> {
 }
 
 /// As many inputs, or outputs, as any operation has.
-const MOST: usize = 6;
+const MOST: usize = 7;
 
 /// The addresses, once each is known to hold enough. `last` is the one that not every problem has.
 fn addresses(context: &Context, needs: &[Need], spans: &[Span], last: &str) -> Result<[*mut c_void; MOST]> {
@@ -240,17 +251,21 @@ impl Context {
         outputs: &[Span],
     ) -> Result<()> {
         is_a(problem, operation)?;
-        let needs = problem.needs(pattern)?;
+        if problem.attention.sinks {
+            return Err(Error::Unsupported("sinks: this call has no argument for them; expected a Plan".into()));
+        }
+        let needs = problem.needs(pattern.shape(), pattern.stored_values())?;
         // What is wrong with the problem itself comes before a slice that is too short for it.
         let sooner = |error| self.key(pattern, problem).err().unwrap_or(error);
-        let from = addresses(self, &needs.inputs, inputs, "bias").map_err(sooner)?.map(|address| address.cast_const());
-        let to = addresses(self, &needs.outputs, outputs, "lse").map_err(sooner)?;
+        let [input, output] = operation.optional();
+        let from = addresses(self, &needs.inputs, inputs, input).map_err(sooner)?.map(|address| address.cast_const());
+        let to = addresses(self, &needs.outputs, outputs, output).map_err(sooner)?;
         // SAFETY: as in Plan::run.
         unsafe { self.call_raw(pattern, problem, &from[..inputs.len()], &to[..outputs.len()], ptr::null_mut()) }
     }
 
     /// One call on raw addresses, in the order of [`Plan::run_raw`]. A bias or an LSE that there is none of is null, or left
-    /// out; an LSE that is given is written, whatever the problem says.
+    /// out; an LSE that is given is written, whatever the problem says. Attention with sinks takes a plan.
     ///
     /// # Safety
     /// As for [`Plan::run_raw`].

@@ -4,7 +4,6 @@ use sparse_autotune_sys as sys;
 
 use crate::attention::Attention;
 use crate::error::{Error, Result, check, size};
-use crate::pattern::Pattern;
 use crate::types::{Activation, Dtype, Element};
 
 /// Where a dense operand's elements are: distances between neighbours, in elements.
@@ -74,6 +73,17 @@ pub(crate) enum Operation {
     AttentionBackward,
 }
 
+impl Operation {
+    /// The input and the output that not every such problem has.
+    pub(crate) fn optional(self) -> [&'static str; 2] {
+        match self {
+            Self::Matmul | Self::Sampled => ["bias", ""],
+            Self::Attention => ["sinks", "lse"],
+            Self::AttentionBackward => ["sinks", "dsinks"],
+        }
+    }
+}
+
 /// What to do with a pattern: `C = act(alpha*op(A)*B + beta*C + bias)`, or the sampled product
 /// `S = alpha*(X*Y at the stored blocks) + beta*S`, or [`Attention`] under the pattern as a mask, or its gradients. One dtype
 /// throughout, row-major without gaps, alpha 1 and beta 0, unless changed.
@@ -96,7 +106,7 @@ pub struct Problem {
     flags: u32,
     align: [u32; 3],
     /// Of no meaning to the products.
-    attention: Attention,
+    pub(crate) attention: Attention,
 }
 
 impl Problem {
@@ -269,10 +279,10 @@ impl Problem {
         Ok(raw)
     }
 
-    /// What each operand must have at least, in the library's order.
-    pub(crate) fn needs(&self, pattern: &Pattern) -> Result<Needs> {
-        let [rows, cols] = pattern.shape();
-        let stored = |layout: Layout| match pattern.stored_values() {
+    /// What each operand must have at least, in the library's order; of a pattern of this shape that has so many values.
+    pub(crate) fn needs(&self, shape: [usize; 2], stored_values: usize) -> Result<Needs> {
+        let [rows, cols] = shape;
+        let stored = |layout: Layout| match stored_values {
             0 => Ok(0),
             one => (self.batch - 1)
                 .checked_mul(layout.batch_stride)
@@ -298,8 +308,8 @@ impl Problem {
                 ],
                 outputs: vec![of_outputs("values", stored(self.c)?)],
             }),
-            Operation::Attention => self.attention.needs(self.dtype, self.batch, pattern, false),
-            Operation::AttentionBackward => self.attention.needs(self.dtype, self.batch, pattern, true),
+            Operation::Attention => self.attention.needs(self.dtype, self.batch, shape, false),
+            Operation::AttentionBackward => self.attention.needs(self.dtype, self.batch, shape, true),
         }
     }
 }

@@ -48,7 +48,7 @@ pub trait Element: sealed::Sealed + Copy + Default + PartialEq + Send + Sync + s
 }
 
 /// What indices can be: `i32` and `i64`.
-pub trait Index: sealed::Sealed + Copy + Send + Sync + 'static {
+pub trait Index: sealed::Sealed + Copy + Default + Send + Sync + 'static {
     #[doc(hidden)]
     const RAW: sys::sat_index_type;
 }

@@ -126,6 +126,11 @@ fn attention_that_makes_no_sense_is_refused() {
     refused(plan(Attention::new(3, 8).kv_heads(2)), Error::BadSize, &["kv_heads is 2", "3"]);
     refused(plan(Attention::new(2, 0)), Error::Unsupported, &["dim is 0"]);
     refused(plan(Attention::new(2, 577)), Error::Unsupported, &["dim is 577"]);
+    refused(plan(good.value_dim(577)), Error::Unsupported, &["value_dim is 577", "1 to 576"]);
+    refused(plan(good.value_dim(usize::MAX)), Error::BadSize, &["v:", "overflows"]);
+    for softcap in [f64::NAN, f64::INFINITY, -1.0, 1e-5, 2e6] {
+        refused(plan(good.softcap(softcap)), Error::Unsupported, &["softcap is", "1e-4 to 1e6"]);
+    }
     refused(plan(Attention::new(usize::MAX, 8)), Error::BadSize, &["q", "heads"]);
     refused(plan(good.window(usize::MAX)), Error::BadSize, &["window"]);
     refused(plan(good.queries(5)), Error::BadSize, &["mask has 4 rows", "5"]);
@@ -184,7 +189,55 @@ fn operands_of_attention_are_checked() {
     refused(run(&lse, &q, [0, 1, 0]), Error::BadSize, &["dk has 47"]);
     refused(run(&lse, &q, [0, 0, 1]), Error::BadSize, &["dv has 47"]);
     refused(plan.attention((&q, &k, &k), &mut o), Error::Unsupported, &["AttentionBackward"]);
+    let sinks = [0f32; 2];
+    let more =
+        plan.attention_backward_sinks((&q, &k, &k), (&o, &lse), &q, &sinks, (&mut dq, &mut dk, &mut dv), &mut out);
+    refused(more, Error::Unsupported, &["sinks is given"]);
     refused(plan.refresh(&q), Error::Unsupported, &["AttentionBackward"]);
+}
+
+#[test]
+fn sinks_are_checked() {
+    let c = context();
+    let mask = Pattern::full(&c, [4, 6]).unwrap();
+    let attention = Attention::new(2, 8).kv_heads(1).value_dim(3).sinks(true);
+    let (q, k, v, sinks) = ([0f32; 64], [0f32; 48], [0f32; 18], [0f32; 2]);
+    let (mut o, mut lse) = ([0f32; 24], [0f32; 8]);
+    let problem = Problem::attention::<f32>(&attention);
+    let mut plan = Plan::new(&c, &mask, &problem).unwrap();
+    plan.attention_sinks((&q, &k, &v), &sinks, &mut o).unwrap();
+    refused(plan.attention_sinks((&q, &k, &v[1..]), &sinks, &mut o), Error::BadSize, &["v has 17", "18"]);
+    refused(plan.attention_sinks((&q, &k, &v), &sinks, &mut o[1..]), Error::BadSize, &["o has 23", "24"]);
+    refused(plan.attention_sinks((&q, &k, &v), &sinks[1..], &mut o), Error::BadSize, &["sinks has 1", "2"]);
+    refused(plan.attention_sinks((&q, &k, &v), &[0f64; 2], &mut o), Error::Unsupported, &["sinks is F64", "F32"]);
+    refused(plan.attention((&q, &k, &v), &mut o), Error::NullPointer, &["sinks is missing"]);
+    refused(plan.attention_lse_sinks((&q, &k, &v), &sinks, &mut o, &mut lse), Error::Unsupported, &["lse is given"]);
+    // One call has no argument for them.
+    refused(c.attention(&mask, &problem, (&q, &k, &v), &mut o), Error::Unsupported, &["sinks", "Plan"]);
+    let inputs = [q.as_ptr(), k.as_ptr(), v.as_ptr(), sinks.as_ptr()].map(|pointer| pointer.cast());
+    for count in [3, 4] {
+        // SAFETY: as large as the problem says.
+        let call =
+            unsafe { c.call_raw(&mask, &problem, &inputs[..count], &[o.as_mut_ptr().cast()], std::ptr::null_mut()) };
+        assert!(call.is_err(), "{count} inputs");
+    }
+    let plain = Problem::attention::<f32>(&attention.sinks(false));
+    let mut plan = Plan::new(&c, &mask, &plain).unwrap();
+    refused(plan.attention_sinks((&q, &k, &v), &sinks, &mut o), Error::Unsupported, &["sinks is given"]);
+
+    let mut plan = Plan::new(&c, &mask, &Problem::attention_backward::<f32>(&attention)).unwrap();
+    let (mut dq, mut dk, mut dv, mut dsinks) = ([0f32; 64], [0f32; 48], [0f32; 18], [0f32; 2]);
+    let mut run = |d_o: &[f32], sinks: &[f32], less: [usize; 2]| {
+        let grads = (&mut dq, &mut dk, &mut dv[less[0]..]);
+        plan.attention_backward_sinks((&q, &k, &v), (&o, &lse), d_o, sinks, grads, &mut dsinks[less[1]..])
+    };
+    run(&q[..24], &sinks, [0; 2]).unwrap();
+    refused(run(&q[..23], &sinks, [0; 2]), Error::BadSize, &["do has 23", "24"]);
+    refused(run(&q, &sinks[1..], [0; 2]), Error::BadSize, &["sinks has 1", "2"]);
+    refused(run(&q, &sinks, [1, 0]), Error::BadSize, &["dv has 17", "18"]);
+    refused(run(&q, &sinks, [0, 1]), Error::BadSize, &["dsinks has 1", "2"]);
+    let without = plan.attention_backward((&q, &k, &v), (&o, &lse), &q, (&mut dq, &mut dk, &mut dv));
+    refused(without, Error::NullPointer, &["sinks is missing"]);
 }
 
 #[test]
@@ -292,21 +345,30 @@ proptest! {
         heads in sizes(), kv_heads in sizes(), dim in prop_oneof![Just(8usize), sizes()], queries in sizes(),
         window in sizes(), strides in prop::collection::vec(sizes(), 6), batch in sizes(), scale in any::<f64>(),
         shape in prop::array::uniform2(0usize..9), each in 0usize..3, causal: bool, lse: bool,
-        offsets in prop::array::uniform2(prop::collection::vec(-1i64..9, 0..4)),
+        offsets in prop::array::uniform2(prop::collection::vec(-1i64..9, 0..4)), value_dim in prop_oneof![Just(0usize), sizes()],
+        softcap in prop_oneof![Just(0.0), any::<f64>()], sinks: bool,
     ) {
         let c = shared();
         let Ok(mask) = Pattern::full(&c, [shape[0] * (each + 1), shape[1]]) else { return Ok(()) };
         let mask = mask.with_sequences(&c, &offsets[0], &offsets[1]).unwrap_or(mask);
         let layout = |i: usize| HeadLayout { batch_stride: strides[i], head_stride: strides[i + 1], row_stride: strides[i + 2] };
         let attention = Attention::new(heads, dim).kv_heads(kv_heads).queries(queries).window(window).causal(causal)
-            .scale(scale).lse(lse).q_layout(layout(0)).k_layout(layout(3)).o_layout(layout(0)).dk_layout(layout(3));
+            .scale(scale).lse(lse).value_dim(value_dim).softcap(softcap).sinks(sinks).q_layout(layout(0)).k_layout(layout(3)).o_layout(layout(0)).dk_layout(layout(3));
         let (values, mut outs) = ([1f32; 256], [[0f32; 256]; 3]);
         let [x, y, z] = &mut outs;
         let (inputs, problem) = ((&values, &values, &values), Problem::attention::<f32>(&attention).batch(batch));
         let _ = c.attention(&mask, &problem, inputs, &mut *x);
         let _ = c.attention_lse(&mask, &problem, inputs, &mut *x, &mut *y);
         let problem = Problem::attention_backward::<f32>(&attention).batch(batch);
-        let _ = c.attention_backward(&mask, &problem, inputs, (&values, &values), &values, (x, y, z));
+        let _ = c.attention_backward(&mask, &problem, inputs, (&values, &values), &values, (&mut *x, &mut *y, &mut *z));
+        if let Ok(mut plan) = Plan::new(&c, &mask, &problem) {
+            let (saved, mut dsinks) = ((&values, &values), [0f32; 256]);
+            let _ = plan.attention_backward_sinks(inputs, saved, &values, &values, (&mut *x, &mut *y, &mut *z), &mut dsinks);
+        }
+        if let Ok(mut plan) = Plan::new(&c, &mask, &Problem::attention::<f32>(&attention).batch(batch)) {
+            let _ = plan.attention_sinks(inputs, &values, &mut *x);
+            let _ = plan.attention_lse_sinks(inputs, &values, x, y);
+        }
     }
 }
 

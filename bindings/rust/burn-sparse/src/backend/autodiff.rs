@@ -150,21 +150,37 @@ impl<B: SparseBackend, C: CheckpointStrategy> SparseBackend for Autodiff<B, C> {
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,
         v: FloatTensor<Self>,
+        sinks: Option<FloatTensor<Self>>,
         options: &AttentionOptions,
         lse: bool,
     ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
-        let nodes = [q.node.clone(), k.node.clone(), v.node.clone()];
-        match Attention.prepare::<C>(nodes).compute_bound().stateful() {
-            OpsKind::Tracked(mut prep) => {
-                let inputs = [&q, &k, &v].map(|tensor| prep.checkpoint(tensor));
-                let (out, sums) = B::bsr_attention(q.primitive, k.primitive, v.primitive, options, true);
-                let sums = sums.expect("asked for");
-                let state = (options.clone(), inputs, [out.clone(), sums.clone()]);
-                (prep.finish(state, out), lse.then(|| Self::from_inner(sums)))
-            }
-            OpsKind::UnTracked(prep) => {
-                let (out, sums) = B::bsr_attention(q.primitive, k.primitive, v.primitive, options, lse);
-                (prep.finish(out), sums.map(Self::from_inner))
+        let nodes = [&q, &k, &v].map(|tensor| tensor.node.clone());
+        /// Records the operation, whichever number of parents it has.
+        macro_rules! record {
+            ($nodes:expr, $sinks:expr) => {
+                match Attention.prepare::<C>($nodes).compute_bound().stateful() {
+                    OpsKind::Tracked(mut prep) => {
+                        let inputs = [&q, &k, &v].into_iter().chain($sinks);
+                        let inputs = inputs.map(|tensor| prep.checkpoint(tensor)).collect();
+                        let sinks = sinks.map(|sinks| sinks.primitive);
+                        let (out, sums) = B::bsr_attention(q.primitive, k.primitive, v.primitive, sinks, options, true);
+                        let sums = sums.expect("asked for");
+                        let state = (options.clone(), inputs, [out.clone(), sums.clone()]);
+                        (prep.finish(state, out), lse.then(|| Self::from_inner(sums)))
+                    }
+                    OpsKind::UnTracked(prep) => {
+                        let sinks = sinks.map(|sinks| sinks.primitive);
+                        let (out, sums) = B::bsr_attention(q.primitive, k.primitive, v.primitive, sinks, options, lse);
+                        (prep.finish(out), sums.map(Self::from_inner))
+                    }
+                }
+            };
+        }
+        match &sinks {
+            None => record!(nodes, None),
+            Some(sink) => {
+                let [q, k, v] = nodes;
+                record!([q, k, v, sink.node.clone()], Some(sink))
             }
         }
     }
@@ -174,13 +190,15 @@ impl<B: SparseBackend, C: CheckpointStrategy> SparseBackend for Autodiff<B, C> {
         saved: Saved<Self>,
         grad: FloatTensor<Self>,
         options: &AttentionOptions,
-    ) -> [FloatTensor<Self>; 3] {
-        if [&saved.q, &saved.k, &saved.v, &grad].into_iter().any(|tensor| tensor.is_tracked()) {
+    ) -> ([FloatTensor<Self>; 3], Option<FloatTensor<Self>>) {
+        if [&saved.q, &saved.k, &saved.v, &grad].into_iter().chain(&saved.sinks).any(|tensor| tensor.is_tracked()) {
             return fallback::attention_backward::<Self>(saved, grad, options);
         }
-        let Saved { q, k, v, o, lse } = saved;
+        let Saved { q, k, v, sinks, o, lse } = saved;
         let [q, k, v, o, lse] = [q, k, v, o, lse].map(|tensor| tensor.primitive);
-        B::bsr_attention_backward(Saved { q, k, v, o, lse }, grad.primitive, options).map(Self::from_inner)
+        let saved = Saved { q, k, v, sinks: sinks.map(|sinks| sinks.primitive), o, lse };
+        let (gradients, sinks) = B::bsr_attention_backward(saved, grad.primitive, options);
+        (gradients.map(Self::from_inner), sinks.map(Self::from_inner))
     }
 }
 
@@ -205,19 +223,21 @@ impl<B: SparseBackend> Backward<B, 2> for Sampled {
     }
 }
 
-/// Parents: Q, K and V. State: where they are kept, and O and LSE.
+/// Parents: Q, K and V, and maybe sinks. State: where they are kept, and O and LSE.
 #[derive(Debug)]
 struct Attention;
 
-impl<B: SparseBackend> Backward<B, 3> for Attention {
-    type State = (AttentionOptions, [NodeId; 3], [FloatTensor<B>; 2]);
+impl<B: SparseBackend, const N: usize> Backward<B, N> for Attention {
+    type State = (AttentionOptions, Vec<NodeId>, [FloatTensor<B>; 2]);
 
-    fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
+    fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
         let (options, inputs, [o, lse]) = ops.state;
-        let [q, k, v] = inputs.map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id));
+        let mut inputs = inputs.into_iter().map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id));
+        let [q, k, v] = [(); 3].map(|()| inputs.next().expect("three, and maybe sinks"));
+        let saved = Saved { q, k, v, sinks: inputs.next(), o, lse };
         let grad = grads.consume::<B>(&ops.node);
-        let found = B::bsr_attention_backward(Saved { q, k, v, o, lse }, grad, &options);
-        for (node, grad) in ops.parents.into_iter().zip(found) {
+        let (found, sinks) = B::bsr_attention_backward(saved, grad, &options);
+        for (node, grad) in ops.parents.into_iter().zip(found.into_iter().chain(sinks)) {
             if let Some(node) = node {
                 grads.register::<B>(node.id, grad);
             }

@@ -66,21 +66,22 @@ where
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,
         v: FloatTensor<Self>,
+        sinks: Option<FloatTensor<Self>>,
         options: &AttentionOptions,
         lse: bool,
     ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
         #[cfg(feature = "cuda")]
         if cuda::serves(&q) {
-            return cuda::attention::<Self, R>(q, k, v, options, lse);
+            return cuda::attention::<Self, R>(q, k, v, sinks, options, lse);
         }
-        fallback::attention::<Self>(q, k, v, options, lse)
+        fallback::attention::<Self>(q, k, v, sinks, options, lse)
     }
 
     fn bsr_attention_backward(
         saved: Saved<Self>,
         grad: FloatTensor<Self>,
         options: &AttentionOptions,
-    ) -> [FloatTensor<Self>; 3] {
+    ) -> ([FloatTensor<Self>; 3], Option<FloatTensor<Self>>) {
         #[cfg(feature = "cuda")]
         if cuda::serves(&saved.q) {
             return cuda::attention_backward::<Self, R>(saved, grad, options);

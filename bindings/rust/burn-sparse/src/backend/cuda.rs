@@ -219,6 +219,7 @@ pub(super) fn attention<B, R>(
     q: FloatTensor<B>,
     k: FloatTensor<B>,
     v: FloatTensor<B>,
+    sinks: Option<FloatTensor<B>>,
     options: &AttentionOptions,
     lse: bool,
 ) -> (FloatTensor<B>, Option<FloatTensor<B>>)
@@ -226,13 +227,15 @@ where
     R: CubeRuntime,
     B: Backend<FloatTensorPrimitive = CubeTensor<R>, Device = R::CubeDevice>,
 {
-    let sizes = fit_attention::<B>(&q, &k, &v, options);
+    let sizes = fit_attention::<B>(&q, &k, &v, sinks.as_ref(), options);
+    let sinks = sinks.map(|sinks| into_contiguous(cast::<CubeTensor<R>, CudaTensor>(sinks)));
     let [(q, q_at), (k, k_at), (v, v_at)] = [q, k, v].map(|tensor| with_strides::<HeadStrides>(cast(tensor)));
-    let out = empty(&q, sizes.q_shape());
+    let out = empty(&q, sizes.o_shape());
     let sums = lse.then(|| empty_of(&q, sizes.lse_shape(), DType::F32));
     if !sizes.no_queries() {
         let outputs: Vec<&CudaTensor> = [&out].into_iter().chain(&sums).collect();
-        attend(&sizes, options, &[&q, &k, &v], &outputs, |dtype| {
+        let inputs: Vec<&CudaTensor> = [&q, &k, &v].into_iter().chain(&sinks).collect();
+        attend(&sizes, options, &inputs, &outputs, |dtype| {
             forward_problem(dtype, &sizes, options, [q_at, k_at, v_at], lse)
         });
     }
@@ -243,26 +246,29 @@ pub(super) fn attention_backward<B, R>(
     saved: Saved<B>,
     grad: FloatTensor<B>,
     options: &AttentionOptions,
-) -> [FloatTensor<B>; 3]
+) -> ([FloatTensor<B>; 3], Option<FloatTensor<B>>)
 where
     R: CubeRuntime,
     B: Backend<FloatTensorPrimitive = CubeTensor<R>, Device = R::CubeDevice>,
 {
     let sizes = fit_backward::<B>(&saved, &grad, options);
-    let Saved { q, k, v, o, lse } = saved;
+    let Saved { q, k, v, sinks, o, lse } = saved;
     let lse = into_contiguous(cast::<CubeTensor<R>, CudaTensor>(lse));
+    let sinks = sinks.map(|sinks| into_contiguous(cast::<CubeTensor<R>, CudaTensor>(sinks)));
     let inputs = [q, k, v, o, grad].map(|tensor| with_strides::<HeadStrides>(cast(tensor)));
     let [q, k, v, o, grad] = inputs.each_ref().map(|(tensor, _)| tensor);
-    let shapes = [sizes.q_shape(), sizes.k_shape(), sizes.k_shape()];
+    let shapes = [sizes.q_shape(), sizes.k_shape(), sizes.v_shape()];
     if sizes.no_queries() || sizes.keys == 0 {
-        return shapes.map(|shape| cast(zeros(q, shape)));
+        let dsinks = sinks.map(|sinks| cast(zeros(&sinks, sizes.sinks_shape())));
+        return (shapes.map(|shape| cast(zeros(q, shape))), dsinks);
     }
-    let [dq, dk, dv] = shapes.map(|shape| empty(q, shape));
+    let gradients = shapes.map(|shape| empty(q, shape));
+    let dsinks = sinks.as_ref().map(|sinks| empty(sinks, sizes.sinks_shape()));
     let placed = inputs.each_ref().map(|(_, at)| *at);
-    attend(&sizes, options, &[q, k, v, o, &lse, grad], &[&dq, &dk, &dv], |dtype| {
-        backward_problem(dtype, &sizes, options, placed)
-    });
-    [dq, dk, dv].map(cast)
+    let inputs: Vec<&CudaTensor> = [q, k, v, o, &lse, grad].into_iter().chain(&sinks).collect();
+    let outputs: Vec<&CudaTensor> = gradients.iter().chain(&dsinks).collect();
+    attend(&sizes, options, &inputs, &outputs, |dtype| backward_problem(dtype, &sizes, options, placed));
+    (gradients.map(cast), dsinks.map(cast))
 }
 
 /// Queues attention, forward or backward, on operands in the library's order, of which the first is Q.
@@ -274,13 +280,14 @@ fn attend(
     problem: impl FnOnce(Dtype) -> Problem,
 ) {
     let run = || -> Result<()> {
-        let (context, handle, dtype) = open(&options.pattern(sizes), inputs[0], options.effort)?;
-        let problem = problem(dtype);
+        // The pattern's copy on the device is made here, and not among what is queued.
+        let (context, _, dtype) = open(&options.pattern(sizes), inputs[0], options.effort)?;
+        let (place, problem) = (Place::Cuda(inputs[0].device.index), problem(dtype));
         in_order(&inputs[0].client, &context, |stream| {
             let from: Vec<*const c_void> = inputs.iter().map(|tensor| address(tensor).cast_const()).collect();
             let to: Vec<*mut c_void> = outputs.iter().map(|tensor| address(tensor)).collect();
-            // SAFETY: as in `matmul`.
-            unsafe { context.call_raw(&handle, &problem, &from, &to, stream) }
+            // SAFETY: as in `matmul`; `in_order` has all streams of a device in one order.
+            unsafe { sizes.run(place, options, problem, &from, &to, stream) }
         })
     };
     run().unwrap_or_else(|error| panic!("attention: {error}"));

@@ -152,48 +152,60 @@ pub fn attention<B: Backend>(
     q: FloatTensor<B>,
     k: FloatTensor<B>,
     v: FloatTensor<B>,
+    sinks: Option<FloatTensor<B>>,
     options: &AttentionOptions,
     lse_too: bool,
 ) -> (FloatTensor<B>, Option<FloatTensor<B>>) {
-    let (sizes, dtype) = (fit_attention::<B>(&q, &k, &v, options), q.dtype());
+    let (sizes, dtype) = (fit_attention::<B>(&q, &k, &v, sinks.as_ref(), options), q.dtype());
     let (out, lse) = if sizes.no_queries() || sizes.keys == 0 {
         let like = tensor::<B, 4>(q);
-        let lse = Tensor::<B, 3>::full(sizes.lse_shape(), f32::NEG_INFINITY, (&like.device(), DType::F32));
+        let lse = match sinks {
+            Some(sinks) => tensor::<B, 1>(sinks).reshape([1, sizes.heads, 1]).expand(sizes.lse_shape()),
+            None => Tensor::<B, 3>::full(sizes.lse_shape(), f32::NEG_INFINITY, (&like.device(), DType::F32)),
+        };
         (
-            Tensor::<B, 4>::zeros(sizes.q_shape(), (&like.device(), dtype)).into_primitive().tensor(),
+            Tensor::<B, 4>::zeros(sizes.o_shape(), (&like.device(), dtype)).into_primitive().tensor(),
             lse.into_primitive().tensor(),
         )
     } else {
         let [q, k, v] = [q, k, v].map(wide::<B>);
-        let (weights, lse) = weights(grouped(tensor::<B, 4>(q), &sizes), tensor(k), &sizes, options);
-        let out = weights.matmul(tensor(v)).into_primitive().tensor();
-        (B::float_reshape(out, sizes.q_shape()), B::float_reshape(lse.into_primitive().tensor(), sizes.lse_shape()))
+        let found = softmax(grouped(tensor::<B, 4>(q), &sizes), tensor(k), sinks.map(tensor), &sizes, options);
+        let out = found.weights.matmul(tensor(v)).into_primitive().tensor();
+        let lse = found.lse.into_primitive().tensor();
+        (B::float_reshape(out, sizes.o_shape()), B::float_reshape(lse, sizes.lse_shape()))
     };
     (cast::<B>(out, dtype), lse_too.then(|| cast::<B>(lse, DType::F32)))
 }
 
 /// See [`SparseBackend::bsr_attention_backward`](super::SparseBackend::bsr_attention_backward). Everything is computed anew
-/// from Q, K and V, so that gradients flow through all of it.
+/// from Q, K, V and sinks, so that gradients flow through all of it.
 pub fn attention_backward<B: Backend>(
     saved: Saved<B>,
     grad: FloatTensor<B>,
     options: &AttentionOptions,
-) -> [FloatTensor<B>; 3] {
+) -> ([FloatTensor<B>; 3], Option<FloatTensor<B>>) {
     let sizes = fit_backward::<B>(&saved, &grad, options);
-    let (Saved { q, k, v, .. }, dtype) = (saved, grad.dtype());
+    let (Saved { q, k, v, sinks, .. }, dtype) = (saved, grad.dtype());
     if sizes.no_queries() || sizes.keys == 0 {
-        return [q, k, v].map(|tensor| B::float_zeros(tensor.shape(), &B::float_device(&tensor), dtype.into()));
+        let zeros =
+            |tensor: FloatTensor<B>| B::float_zeros(tensor.shape(), &B::float_device(&tensor), tensor.dtype().into());
+        return ([q, k, v].map(zeros), sinks.map(zeros));
     }
     let [q, k, v, grad] = [q, k, v, grad].map(|operand| tensor::<B, 4>(wide::<B>(operand)));
     let (q, grad) = (grouped(q, &sizes), grouped(grad, &sizes));
-    let (weights, _) = weights(q.clone(), k.clone(), &sizes, options);
+    let found = softmax(q.clone(), k.clone(), sinks.map(tensor), &sizes, options);
+    let weights = found.weights;
     let slopes = grad.clone().matmul(v.swap_dims(2, 3));
     let mean = (weights.clone() * slopes.clone()).sum_dim(3);
+    let dsinks = found.sinks.map(|weights| (weights * mean.clone()).neg());
     let scores = weights.clone() * (slopes - mean) * options.scale_of(sizes.dim);
+    let scores = found.cap_slopes.into_iter().fold(scores, |scores, slopes| scores * slopes);
     let (dq, dk) = (scores.clone().matmul(k), scores.swap_dims(2, 3).matmul(q));
     let dv = weights.swap_dims(2, 3).matmul(grad);
     let [dq, dk, dv] = [dq, dk, dv].map(|grad| cast::<B>(grad.into_primitive().tensor(), dtype));
-    [B::float_reshape(dq, sizes.q_shape()), dk, dv]
+    let dsinks = dsinks.map(|lines| lines.reshape([sizes.batch, sizes.heads, sizes.queries]).sum_dim(0).sum_dim(2));
+    let dsinks = dsinks.map(|sums| cast::<B>(sums.reshape([sizes.heads]).into_primitive().tensor(), DType::F32));
+    ([B::float_reshape(dq, sizes.q_shape()), dk, dv], dsinks)
 }
 
 pub(super) fn cast<B: Backend>(tensor: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
@@ -208,20 +220,33 @@ pub(super) fn wide<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
     }
 }
 
-/// The queries of all heads that read the same keys, one head's after the other's.
-fn grouped<B: Backend>(q: Tensor<B, 4>, sizes: &AttentionSizes) -> Tensor<B, 4> {
-    q.reshape([sizes.batch, sizes.kv_heads, sizes.heads / sizes.kv_heads * sizes.queries, sizes.dim])
+/// The lines of all heads that read the same keys, one head's after the other's; of Q, or of the gradient of O.
+fn grouped<B: Backend>(lines: Tensor<B, 4>, sizes: &AttentionSizes) -> Tensor<B, 4> {
+    let [.., dim] = lines.dims();
+    lines.reshape([sizes.batch, sizes.kv_heads, sizes.heads / sizes.kv_heads * sizes.queries, dim])
 }
 
-/// The softmax of the scores, and the logarithm of its sums; of a query that keeps nothing zeros, and minus infinity.
-fn weights<B: Backend>(
+/// What a line of scores, as `grouped` has them, comes to. Of a query that keeps nothing weights are zeros.
+struct Softmax<B: Backend> {
+    weights: Tensor<B, 4>,
+    /// The weight of the sink.
+    sinks: Option<Tensor<B, 4>>,
+    /// The logarithm of the sum of the exponentials.
+    lse: Tensor<B, 4>,
+    /// The derivatives of the soft cap.
+    cap_slopes: Option<Tensor<B, 4>>,
+}
+
+fn softmax<B: Backend>(
     q: Tensor<B, 4>,
     k: Tensor<B, 4>,
+    sinks: Option<Tensor<B, 1>>,
     sizes: &AttentionSizes,
     options: &AttentionOptions,
-) -> (Tensor<B, 4>, Tensor<B, 4>) {
+) -> Softmax<B> {
     let device = q.device();
     let scores = q.matmul(k.swap_dims(2, 3)) * options.scale_of(sizes.dim);
+    let (scores, cap_slopes) = capped(scores, options.softcap);
     let scores = match hidden::<B>(sizes, options, &device) {
         Some(hidden) => {
             let shape = scores.dims();
@@ -229,12 +254,36 @@ fn weights<B: Backend>(
         }
         None => scores,
     };
+    let sinks = sinks.map(|sinks| of_lines(sinks, sizes, scores.dtype()));
     let largest = scores.clone().detach().max_dim(3);
+    let largest = sinks.iter().fold(largest, |largest, sinks| largest.max_pair(sinks.clone().detach()));
     let nothing = largest.clone().equal_elem(f32::NEG_INFINITY);
     let largest = largest.mask_fill(nothing.clone(), 0.0);
     let powers = (scores - largest.clone()).exp();
-    let sums = powers.clone().sum_dim(3);
-    (powers / sums.clone().mask_fill(nothing, 1.0), sums.log() + largest)
+    let sinks = sinks.map(|sinks| (sinks - largest.clone()).exp());
+    let sums = sinks.iter().fold(powers.clone().sum_dim(3), |sums, sinks| sums + sinks.clone());
+    let divisors = sums.clone().mask_fill(nothing, 1.0);
+    Softmax {
+        weights: powers / divisors.clone(),
+        sinks: sinks.map(|sinks| sinks / divisors),
+        lse: sums.log() + largest,
+        cap_slopes,
+    }
+}
+
+/// `softcap*tanh(scores/softcap)`, and its derivatives.
+fn capped<B: Backend>(scores: Tensor<B, 4>, softcap: Option<f64>) -> (Tensor<B, 4>, Option<Tensor<B, 4>>) {
+    let Some(softcap) = softcap else { return (scores, None) };
+    let share = (scores / softcap).tanh();
+    (share.clone() * softcap, Some((share.clone() * share).neg() + 1.0))
+}
+
+/// The sink of each line, as `grouped` has the queries.
+fn of_lines<B: Backend>(sinks: Tensor<B, 1>, sizes: &AttentionSizes, dtype: DType) -> Tensor<B, 4> {
+    let &AttentionSizes { batch, heads, kv_heads, queries, .. } = sizes;
+    let sinks = tensor::<B, 1>(cast::<B>(sinks.into_primitive().tensor(), dtype));
+    let lines = sinks.reshape([1, heads, 1]).expand([batch, heads, queries]);
+    lines.reshape([batch, kv_heads, heads / kv_heads * queries, 1])
 }
 
 /// Which scores are not kept, as `grouped` has them: `[1, kv heads, .., keys]`, or 1 for all of those. None: all are kept.

@@ -56,12 +56,15 @@ impl<B: FusionBackend + SparseBackend> Operation<B::FusionRuntime> for Waiting<B
             }
             What::Sampled(pattern, alpha, effort) => vec![B::bsr_sampled(pattern, next(), next(), *alpha, *effort)],
             What::Attention(options) => {
-                let (out, lse) = B::bsr_attention(next(), next(), next(), options, self.tensors.outputs.len() > 1);
+                let (out, lse) =
+                    B::bsr_attention(next(), next(), next(), inputs.next(), options, self.tensors.outputs.len() > 1);
                 [out].into_iter().chain(lse).collect()
             }
             What::AttentionBackward(options) => {
-                let saved = Saved { q: next(), k: next(), v: next(), o: next(), lse: next() };
-                B::bsr_attention_backward(saved, next(), options).into()
+                let [q, k, v, o, lse, grad] = [(); 6].map(|()| next());
+                let saved = Saved { q, k, v, sinks: inputs.next(), o, lse };
+                let (gradients, sinks) = B::bsr_attention_backward(saved, grad, options);
+                gradients.into_iter().chain(sinks).collect()
             }
         };
         for (ir, tensor) in self.tensors.outputs.iter().zip(outputs) {
@@ -130,13 +133,15 @@ impl<B: FusionBackend + SparseBackend> SparseBackend for Fusion<B> {
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,
         v: FloatTensor<Self>,
+        sinks: Option<FloatTensor<Self>>,
         options: &AttentionOptions,
         lse: bool,
     ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
-        let sizes = fit_attention::<Self>(&q, &k, &v, options);
-        let outputs = [(sizes.q_shape(), q.dtype), (sizes.lse_shape(), DType::F32)];
+        let sizes = fit_attention::<Self>(&q, &k, &v, sinks.as_ref(), options);
+        let outputs = [(sizes.o_shape(), q.dtype), (sizes.lse_shape(), DType::F32)];
         let outputs = &outputs[..1 + usize::from(lse)];
-        let mut made = register::<B>(What::Attention(options.clone()), vec![q, k, v], outputs);
+        let inputs = [q, k, v].into_iter().chain(sinks).collect();
+        let mut made = register::<B>(What::Attention(options.clone()), inputs, outputs);
         (made.next().expect(MADE), made.next())
     }
 
@@ -144,12 +149,15 @@ impl<B: FusionBackend + SparseBackend> SparseBackend for Fusion<B> {
         saved: Saved<Self>,
         grad: FloatTensor<Self>,
         options: &AttentionOptions,
-    ) -> [FloatTensor<Self>; 3] {
+    ) -> ([FloatTensor<Self>; 3], Option<FloatTensor<Self>>) {
         let sizes = fit_backward::<Self>(&saved, &grad, options);
-        let Saved { q, k, v, o, lse } = saved;
-        let outputs = [sizes.q_shape(), sizes.k_shape(), sizes.k_shape()].map(|shape| (shape, grad.dtype));
+        let Saved { q, k, v, sinks, o, lse } = saved;
+        let [dq, dk, dv] = [sizes.q_shape(), sizes.k_shape(), sizes.v_shape()].map(|shape| (shape, grad.dtype));
+        let outputs = [dq, dk, dv, (sizes.sinks_shape(), DType::F32)];
+        let outputs = &outputs[..3 + usize::from(sizes.sinks)];
         let what = What::AttentionBackward(options.clone());
-        let mut made = register::<B>(what, vec![q, k, v, o, lse, grad], &outputs);
-        [(); 3].map(|()| made.next().expect(MADE))
+        let inputs = [q, k, v, o, lse, grad].into_iter().chain(sinks).collect();
+        let mut made = register::<B>(what, inputs, outputs);
+        ([(); 3].map(|()| made.next().expect(MADE)), made.next())
     }
 }

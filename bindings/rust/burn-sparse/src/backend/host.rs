@@ -7,7 +7,7 @@ use burn::tensor::Shape;
 use sparse_autotune::{Context, Effort, Element, Error, Problem, Race, Result};
 
 use crate::attention::{AttentionOptions, AttentionSizes, HeadStrides, backward_problem, forward_problem};
-use crate::engine::{self, Place};
+use crate::engine::{self, Place, alignment};
 use crate::pattern::BsrPattern;
 use crate::spec::{self, FromStrides, MatmulSpec, Sizes, Strides, matmul_problem, sampled_problem};
 
@@ -82,21 +82,22 @@ macro_rules! operations {
             q: burn::tensor::ops::FloatTensor<Self>,
             k: burn::tensor::ops::FloatTensor<Self>,
             v: burn::tensor::ops::FloatTensor<Self>,
+            sinks: Option<burn::tensor::ops::FloatTensor<Self>>,
             options: &$crate::attention::AttentionOptions,
             lse: bool,
         ) -> (burn::tensor::ops::FloatTensor<Self>, Option<burn::tensor::ops::FloatTensor<Self>>) {
-            let sizes = $crate::backend::fit_attention::<Self>(&q, &k, &v, options);
-            $with_dtype!(q, attention(sizes, [q, k, v], options, lse))
+            let sizes = $crate::backend::fit_attention::<Self>(&q, &k, &v, sinks.as_ref(), options);
+            $with_dtype!(q, attention(sizes, [q, k, v], sinks, options, lse))
         }
 
         fn bsr_attention_backward(
             saved: $crate::backend::Saved<Self>,
             grad: burn::tensor::ops::FloatTensor<Self>,
             options: &$crate::attention::AttentionOptions,
-        ) -> [burn::tensor::ops::FloatTensor<Self>; 3] {
+        ) -> ([burn::tensor::ops::FloatTensor<Self>; 3], Option<burn::tensor::ops::FloatTensor<Self>>) {
             let sizes = $crate::backend::fit_backward::<Self>(&saved, &grad, options);
-            let $crate::backend::Saved { q, k, v, o, lse } = saved;
-            $with_dtype!(q, attention_backward(sizes, [q, k, v, o, grad], lse, options))
+            let $crate::backend::Saved { q, k, v, sinks, o, lse } = saved;
+            $with_dtype!(q, attention_backward(sizes, [q, k, v, o, grad], lse, sinks, options))
         }
     };
 }
@@ -162,20 +163,23 @@ pub(super) fn race<T: Element, H: HostTensor<T>>(
 pub(super) fn attention<T: Element, H: HostTensor<T> + HostTensor<f32>>(
     sizes: AttentionSizes,
     inputs: [H; 3],
+    sinks: Option<H>,
     options: &AttentionOptions,
     lse: bool,
 ) -> (H, Option<H>) {
     let [(_q, q), (_k, k), (_v, v)] = inputs.map(<H as HostTensor<T>>::with_strides::<HeadStrides>);
-    let mut out: Vec<T> = written(&sizes.q_shape());
-    let mut sums: Vec<f32> = if lse { written(&sizes.lse_shape()) } else { Vec::new() };
+    let sinks = sinks.map(<H as HostTensor<f32>>::standard);
+    let mut out: Vec<T> = written(&sizes.o_shape());
+    let mut sums: Option<Vec<f32>> = lse.then(|| written(&sizes.lse_shape()));
     if !sizes.no_queries() {
         let problem = forward_problem(T::DTYPE, &sizes, options, [q, k, v].map(|operand| operand.strides), lse);
-        let inputs = [address(q.first, out.len()), address(k.first, sizes.keys), address(v.first, sizes.keys)];
-        let sums = if lse { sums.as_mut_ptr().cast() } else { ptr::null_mut() };
+        let mut inputs = vec![address(q.first, out.len()), address(k.first, sizes.keys), address(v.first, sizes.keys)];
+        inputs.extend(sinks.as_ref().map(numbers::<H>));
+        let outputs = [out.as_mut_ptr().cast()].into_iter().chain(sums.as_mut().map(|sums| sums.as_mut_ptr().cast()));
         // SAFETY: the sizes were found from these very shapes, and everything lives until the call is done.
-        unsafe { attend(&sizes, options, &problem, &inputs, &[out.as_mut_ptr().cast(), sums]) };
+        unsafe { attend(&sizes, options, problem, &inputs, &outputs.collect::<Vec<_>>()) };
     }
-    (H::make(out, sizes.q_shape()), lse.then(|| H::make(sums, sizes.lse_shape())))
+    (H::make(out, sizes.o_shape()), sums.map(|sums| H::make(sums, sizes.lse_shape())))
 }
 
 /// `SparseBackend::bsr_attention_backward` of one dtype; the sizes were found from these tensors: Q, K, V, O and the
@@ -184,22 +188,33 @@ pub(super) fn attention_backward<T: Element, H: HostTensor<T> + HostTensor<f32>>
     sizes: AttentionSizes,
     inputs: [H; 5],
     lse: H,
+    sinks: Option<H>,
     options: &AttentionOptions,
-) -> [H; 3] {
+) -> ([H; 3], Option<H>) {
     let kept = inputs.map(<H as HostTensor<T>>::with_strides::<HeadStrides>);
     let lse = <H as HostTensor<f32>>::standard(lse);
-    let mut outputs = [sizes.q_shape(), sizes.k_shape(), sizes.k_shape()].map(|shape| written::<T>(&shape));
+    let sinks = sinks.map(<H as HostTensor<f32>>::standard);
+    let mut outputs = [sizes.q_shape(), sizes.k_shape(), sizes.v_shape()].map(|shape| written::<T>(&shape));
+    let mut dsinks: Option<Vec<f32>> = sizes.sinks.then(|| written(&sizes.sinks_shape()));
     if outputs.iter().all(|output| !output.is_empty()) {
         let placed = kept.each_ref().map(|(_, operand)| operand.strides);
         let [q, k, v, o, grad] = kept.each_ref().map(|(_, operand)| operand.first.cast());
-        let lse = <H as HostTensor<f32>>::elements(&lse).as_ptr().cast();
-        let gradients = outputs.each_mut().map(|output| output.as_mut_ptr().cast());
+        let mut inputs = vec![q, k, v, o, numbers::<H>(&lse), grad];
+        inputs.extend(sinks.as_ref().map(numbers::<H>));
+        let gradients = outputs.iter_mut().map(|output| output.as_mut_ptr().cast());
+        let gradients = gradients.chain(dsinks.as_mut().map(|dsinks| dsinks.as_mut_ptr().cast()));
         let problem = backward_problem(T::DTYPE, &sizes, options, placed);
         // SAFETY: as in `attention`.
-        unsafe { attend(&sizes, options, &problem, &[q, k, v, o, lse, grad], &gradients) };
+        unsafe { attend(&sizes, options, problem, &inputs, &gradients.collect::<Vec<_>>()) };
     }
-    let mut shapes = [sizes.q_shape(), sizes.k_shape(), sizes.k_shape()].into_iter();
-    outputs.map(|output| H::make(output, shapes.next().expect("three of them")))
+    let mut shapes = [sizes.q_shape(), sizes.k_shape(), sizes.v_shape()].into_iter();
+    let gradients = outputs.map(|output| H::make(output, shapes.next().expect("three of them")));
+    (gradients, dsinks.map(|dsinks| H::make(dsinks, sizes.sinks_shape())))
+}
+
+/// Where the numbers of LSE or of sinks are.
+fn numbers<H: HostTensor<f32>>(kept: &H::Kept) -> *const c_void {
+    H::elements(kept).as_ptr().cast()
 }
 
 /// Runs attention, forward or backward.
@@ -209,17 +224,13 @@ pub(super) fn attention_backward<T: Element, H: HostTensor<T> + HostTensor<f32>>
 unsafe fn attend(
     sizes: &AttentionSizes,
     options: &AttentionOptions,
-    problem: &Problem,
+    problem: Problem,
     inputs: &[*const c_void],
     outputs: &[*mut c_void],
 ) {
-    let run = || -> Result<()> {
-        let context = engine::context(Place::Cpu, options.effort)?;
-        let handle = options.pattern(sizes).on(Place::Cpu, &context)?;
-        // SAFETY: the caller's.
-        unsafe { context.call_raw(&handle, problem, inputs, outputs, ptr::null_mut()) }
-    };
-    run().unwrap_or_else(|error| panic!("attention: {error}"));
+    // SAFETY: the caller's; nothing here knows of streams.
+    let done = unsafe { sizes.run(Place::Cpu, options, problem, inputs, outputs, ptr::null_mut()) };
+    done.unwrap_or_else(|error| panic!("attention: {error}"));
 }
 
 /// Room for so many elements, or an error: `Vec::with_capacity` would end the process.
@@ -330,11 +341,6 @@ unsafe fn samples<T: Element, S: Element>(
             Ok(())
         })
     }
-}
-
-/// What an address is a multiple of, as far as the library asks.
-fn alignment<T>(pointer: *const T) -> u32 {
-    1 << (pointer as usize | 16).trailing_zeros()
 }
 
 #[cfg(all(test, feature = "flex", feature = "ndarray"))]

@@ -83,7 +83,8 @@ pub trait SparseBackend: Backend {
     }
 
     /// `softmax(scale * q*k^T where kept) * v`, and, where it is asked for, the logarithm of the sum of each query's
-    /// exponentials: F32 of `[batch, heads, queries]`, which no gradient flows through.
+    /// exponentials: F32 of `[batch, heads, queries]`, which no gradient flows through. `sinks`, F32 of `[heads]`, are
+    /// weighed as one more score of each query, which has no value.
     ///
     /// # Panics
     /// With a message that names the operand, if they do not fit together.
@@ -91,13 +92,14 @@ pub trait SparseBackend: Backend {
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,
         v: FloatTensor<Self>,
+        sinks: Option<FloatTensor<Self>>,
         options: &AttentionOptions,
         lse: bool,
     ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
-        fallback::attention::<Self>(q, k, v, options, lse)
+        fallback::attention::<Self>(q, k, v, sinks, options, lse)
     }
 
-    /// The gradients of that to `q`, `k` and `v`; `grad` is the gradient of what it gave.
+    /// The gradients of that to `q`, `k` and `v`, and to the sinks where there are any; `grad` is the gradient of what it gave.
     ///
     /// # Panics
     /// With a message that names the operand, if they do not fit together.
@@ -105,7 +107,7 @@ pub trait SparseBackend: Backend {
         saved: Saved<Self>,
         grad: FloatTensor<Self>,
         options: &AttentionOptions,
-    ) -> [FloatTensor<Self>; 3] {
+    ) -> ([FloatTensor<Self>; 3], Option<FloatTensor<Self>>) {
         fallback::attention_backward::<Self>(saved, grad, options)
     }
 }
@@ -117,9 +119,11 @@ pub struct Saved<B: Backend> {
     pub q: FloatTensor<B>,
     /// `[batch, kv heads, keys, size]`.
     pub k: FloatTensor<B>,
-    /// `[batch, kv heads, keys, size]`.
+    /// `[batch, kv heads, keys, value size]`.
     pub v: FloatTensor<B>,
-    /// As `q`.
+    /// F32 of `[heads]`.
+    pub sinks: Option<FloatTensor<B>>,
+    /// `[batch, heads, queries, value size]`.
     pub o: FloatTensor<B>,
     /// F32 of `[batch, heads, queries]`.
     pub lse: FloatTensor<B>,
@@ -155,9 +159,10 @@ pub(crate) fn fit_attention<B: Backend>(
     q: &FloatTensor<B>,
     k: &FloatTensor<B>,
     v: &FloatTensor<B>,
+    sinks: Option<&FloatTensor<B>>,
     options: &AttentionOptions,
 ) -> AttentionSizes {
-    check_attention(&Looks::of(q), &Looks::of(k), &Looks::of(v), options)
+    check_attention(&Looks::of(q), &Looks::of(k), &Looks::of(v), sinks.map(Looks::of).as_ref(), options)
         .unwrap_or_else(|error| panic!("attention: {error}"))
 }
 
@@ -168,7 +173,7 @@ pub(crate) fn fit_backward<B: Backend>(
     grad: &FloatTensor<B>,
     options: &AttentionOptions,
 ) -> AttentionSizes {
-    let sizes = fit_attention::<B>(&saved.q, &saved.k, &saved.v, options);
+    let sizes = fit_attention::<B>(&saved.q, &saved.k, &saved.v, saved.sinks.as_ref(), options);
     check_backward(&sizes, &Looks::of(&saved.q), &Looks::of(&saved.o), &Looks::of(&saved.lse), &Looks::of(grad))
         .unwrap_or_else(|error| panic!("attention: {error}"));
     sizes

@@ -11,8 +11,20 @@ pub fn dense<B: Backend>(
     v: Tensor<B, 4>,
     options: &AttentionOptions,
 ) -> Tensor<B, 4> {
+    dense_with_sinks(q, k, v, None, options)
+}
+
+/// The same, with a sink for each head, of the other tensors' dtype.
+pub fn dense_with_sinks<B: Backend>(
+    q: Tensor<B, 4>,
+    k: Tensor<B, 4>,
+    v: Tensor<B, 4>,
+    sinks: Option<Tensor<B, 1>>,
+    options: &AttentionOptions,
+) -> Tensor<B, 4> {
     let ([batch, heads, queries, dim], [_, kv_heads, keys, _]) = (q.dims(), k.dims());
     let repeated = |tensor: Tensor<B, 4>| {
+        let dim = tensor.dims()[3];
         let groups = [batch, kv_heads, heads / kv_heads, keys, dim];
         let tensor = tensor.reshape([batch, kv_heads, 1, keys, dim]).expand(groups);
         tensor.reshape([batch, heads, keys, dim])
@@ -23,8 +35,17 @@ pub fn dense<B: Backend>(
     let kept = TensorData::new(kept, [1, heads, queries, keys]);
     let kept = Tensor::<B, 4>::from_data(kept.convert_dtype(q.dtype()), (&q.device(), q.dtype()));
     let scale = options.scale.unwrap_or((dim as f64).powf(-0.5));
-    let powers = (q.matmul(repeated(k).swap_dims(2, 3)) * scale).exp() * kept;
+    let scores = q.matmul(repeated(k).swap_dims(2, 3)) * scale;
+    let scores = match options.softcap {
+        Some(softcap) => (scores / softcap).tanh() * softcap,
+        None => scores,
+    };
+    let powers = scores.exp() * kept;
     let sums = powers.clone().sum_dim(3);
+    let sums = match sinks {
+        Some(sinks) => sums + sinks.exp().reshape([1, heads, 1, 1]),
+        None => sums,
+    };
     let nothing = sums.clone().equal_elem(0.0);
     powers.matmul(repeated(v)) / sums.mask_fill(nothing, 1.0)
 }
