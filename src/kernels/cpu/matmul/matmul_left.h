@@ -1,7 +1,7 @@
 /* The matmul with the dense matrix on the left, X*A. A template, included once for each element type.
  *
- * In the library's terms C = A^T*B, where B = X^T and C are column-major. Then a row of a stored block lies along rows
- * of C^T: a vector is a part of a row of a block, an element of B is broadcast, and all three are where they should be.
+ * In the library's terms C = A^T*B, where B = X^T and C are column-major. A row of a stored block is then part of a row
+ * of C^T: vectors are parts of rows of blocks, elements of B are broadcast, and all three operands stay where they are.
  * A tile is some columns of C times some vectors of a block row of A^T; its sums stay in registers over a part of a
  * long sum. Threads have equal shares of all stored blocks times all strips of columns. */
 

@@ -424,7 +424,7 @@ static void FN(packed_add_part)(const FN(packed_strip) * strip, int64_t cols, in
 }
 
 /* A long sum, part by part: each begins with zero in `partial`, a tile of its own, and is then added to c. A part that
- * goes on in the next chunk stays in `partial`: so the result does not depend on the chunks. */
+ * goes on in the next chunk stays in `partial`. */
 static void FN(packed_multiply_parts)(const packed_shape *s, const FN(packed_strip) * strip, FN(packed_kernel) kernel,
                                       int64_t cols, int64_t width, REAL *partial) {
     for (int64_t t = 0, stop; t < strip->x.blocks; t = stop) {

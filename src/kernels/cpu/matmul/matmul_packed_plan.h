@@ -6,8 +6,8 @@
  *   depth          packed rows of B (block columns without stored blocks are left out) -> chunks that fit the cache
  *
  * One strip times one panel is a register tile: it stays in registers over all blocks of a chunk, or of a part of a
- * long sum. The cuts do not change the order in which a tile's products are summed, and a part belongs to its block
- * row, wherever chunks begin: so the result depends neither on threads nor on the cuts.
+ * long sum. Where it has few sums, several blocks run side by side and are added up at the end of the chunk. Chunks
+ * depend on the sizes of the problem and the cache, never on threads: so neither does the result.
  *
  * Before it is included, a family defines VECTOR_BYTES and VECTOR_ISA (common/vector.h), PACKED_EFFICIENCY, the part of
  * the nominal rate that its tiles reach, and PACKED_K_STEP: 2 where an operand is a pair of bf16 of neighbouring k,

@@ -164,30 +164,47 @@ static void FN(scatter_wide)(const FN(scatter_run) * r) {
     INLINE void FN(scatter_part_##np)(const FN(scatter_run) * r, const REAL *a, REAL *sums, bool spread, int some) {   \
         const bool few = r->rows < SCATTER_FEW_ROWS;                                                                   \
         if (spread && few) FN(scatter_spread_##np)(r, a, sums, some, 1);                                               \
-        else if (spread) FN(scatter_spread_##np)(r, a, sums, some, SCATTER_SIDE(some));                                \
+        else if (spread) FN(scatter_spread_##np)(r, a, sums, some, some < 4 ? 4 : 1);                                  \
         else if (few) FN(scatter_rows_##np)(r, a, sums, some, 1);                                                      \
         else FN(scatter_rows_##np)(r, a, sums, some, SCATTER_SIDE(some * np / (width)));                               \
     }                                                                                                                  \
-    static void FN(scatter_panel_##np)(const FN(scatter_run) * r) {                                                    \
+    INLINE void FN(scatter_block_##np)(const FN(scatter_run) * r, const REAL *a, REAL *sums, int64_t inside) {         \
+        const int together = np < LANES ? LANES / np : INT32_MAX / 4;                                                  \
+        int64_t c = 0;                                                                                                 \
+        for (; np < LANES && c + 4 * together <= inside; c += 4 * together)                                            \
+            FN(scatter_part_##np)(r, a + c, sums + c * np, true, 4);                                                   \
+        for (; np < LANES && c + 2 * together <= inside; c += 2 * together)                                            \
+            FN(scatter_part_##np)(r, a + c, sums + c * np, true, 2);                                                   \
+        for (; np < LANES && c + together <= inside; c += together)                                                    \
+            FN(scatter_part_##np)(r, a + c, sums + c * np, true, 1);                                                   \
+        for (; c + 4 <= inside; c += 4) FN(scatter_part_##np)(r, a + c, sums + c * np, false, 4);                      \
+        switch (inside - c) {                                                                                          \
+        case 3: FN(scatter_part_##np)(r, a + c, sums + c * np, false, 3); break;                                       \
+        case 2: FN(scatter_part_##np)(r, a + c, sums + c * np, false, 2); break;                                       \
+        case 1: FN(scatter_part_##np)(r, a + c, sums + c * np, false, 1); break;                                       \
+        }                                                                                                              \
+    }                                                                                                                  \
+    INLINE void FN(scatter_all_##np)(const FN(scatter_run) * r, bool constant) {                                       \
         const REAL *a = r->a;                                                                                          \
         for (int64_t t = 0; t < r->count; t++, a += r->a_size) {                                                       \
             const int64_t first = r->col[t] * r->bc, inside = sat_min(r->bc, r->m - first);                            \
-            const int together = np < LANES ? LANES / np : INT32_MAX / 4;                                              \
-            REAL *sums = r->sums + first * np;                                                                         \
-            int64_t c = 0;                                                                                             \
-            for (; np < LANES && c + 4 * together <= inside; c += 4 * together)                                        \
-                FN(scatter_part_##np)(r, a + c, sums + c * np, true, 4);                                               \
-            for (; np < LANES && c + 2 * together <= inside; c += 2 * together)                                        \
-                FN(scatter_part_##np)(r, a + c, sums + c * np, true, 2);                                               \
-            for (; np < LANES && c + together <= inside; c += together)                                                \
-                FN(scatter_part_##np)(r, a + c, sums + c * np, true, 1);                                               \
-            for (; c + 4 <= inside; c += 4) FN(scatter_part_##np)(r, a + c, sums + c * np, false, 4);                  \
-            switch (inside - c) {                                                                                      \
-            case 3: FN(scatter_part_##np)(r, a + c, sums + c * np, false, 3); break;                                   \
-            case 2: FN(scatter_part_##np)(r, a + c, sums + c * np, false, 2); break;                                   \
-            case 1: FN(scatter_part_##np)(r, a + c, sums + c * np, false, 1); break;                                   \
-            }                                                                                                          \
+            if (constant && inside == r->bc) FN(scatter_block_##np)(r, a, r->sums + first * np, r->bc);                \
+            else FN(scatter_block_##np)(r, a, r->sums + first * np, inside);                                           \
         }                                                                                                              \
+    }                                                                                                                  \
+    static void FN(scatter_panel_##np)(const FN(scatter_run) * r) { FN(scatter_all_##np)(r, false); }                  \
+    SCATTER_SQUARE(np, 1) SCATTER_SQUARE(np, 2) SCATTER_SQUARE(np, 3) SCATTER_SQUARE(np, 4)
+
+/* The same for small squares, whose side is a constant. */
+#define SCATTER_SQUARE(np, side)                                                                                       \
+    static void FN(scatter_panel_##np##_##side)(const FN(scatter_run) * r) {                                           \
+        FN(scatter_run) whole = *r;                                                                                    \
+        if (r->rows < side) {                                                                                          \
+            FN(scatter_panel_##np)(r);                                                                                 \
+            return;                                                                                                    \
+        }                                                                                                              \
+        whole.rows = whole.bc = side, whole.a_size = (side) * (side);                                                  \
+        FN(scatter_all_##np)(&whole, true);                                                                            \
     }
 SCATTER_PANEL(2, 2)
 SCATTER_PANEL(4, 4)
@@ -196,10 +213,15 @@ SCATTER_PANEL(16, SCATTER_WIDTH(16))
 
 static FN(scatter_kernel) FN(scatter_pick)(const sat_pattern_view *a, int64_t np) {
     const int64_t br = a->block_rows, bc = a->block_cols;
-    if (np == 2) return FN(scatter_panel_2);
-    if (np == 4) return FN(scatter_panel_4);
-    if (np == 8) return FN(scatter_panel_8);
-    if (np == 16) return FN(scatter_panel_16);
+#define SCATTER_SIDES(np)                                                                                              \
+    {                                                                                                                  \
+        FN(scatter_panel_##np), FN(scatter_panel_##np##_1), FN(scatter_panel_##np##_2), FN(scatter_panel_##np##_3),    \
+            FN(scatter_panel_##np##_4)                                                                                 \
+    }
+    static const FN(scatter_kernel)
+        panels[][5] = {SCATTER_SIDES(2), SCATTER_SIDES(4), SCATTER_SIDES(8), SCATTER_SIDES(16)};
+#undef SCATTER_SIDES
+    if (np > 1) return panels[np == 2 ? 0 : np == 4 ? 1 : np == 8 ? 2 : 3][br == bc && bc <= 4 ? bc : 0];
     if (bc <= 2 && br * bc >= 2 * LANES) return bc == 1 ? FN(scatter_high_x1) : FN(scatter_high_x2);
     if (bc == 1) return br == 1 ? FN(scatter_1x1) : FN(scatter_x1);
     if (bc == 2) return br == 2 ? FN(scatter_2x2) : FN(scatter_x2);
@@ -285,5 +307,6 @@ static sat_status FN(scatter_launch)(const sat_launch *l) {
 #undef FN
 #undef SCATTER_WIDTH
 #undef SCATTER_PANEL
+#undef SCATTER_SQUARE
 #undef SCATTER_SIDE
 #undef SCATTER_FEW_ROWS
