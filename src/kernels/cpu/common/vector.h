@@ -322,6 +322,7 @@ enum { lanes_bf16x2 = 16, lanes_bf16 = 16, operand_lanes_bf16 = 32 };
 #define vec_load_bf16x2(p)           _mm512_loadu_ps(p)
 #define vec_store_bf16x2(p, v)       _mm512_storeu_ps(p, v)
 #define vec_stream_bf16x2(p, v)      _mm512_stream_ps(p, v)
+#define vec_add_bf16x2(a, b)         _mm512_add_ps(a, b)
 #define vec_fma_into_bf16x2(c, a, b) __asm__("vdpbf16ps %2, %1, %0" : "+v"(c) : "v"(a), "v"(b))
 #define vec_load_operand_bf16x2(p)   _mm512_loadu_si512(p)
 #define vec_broadcast_bf16x2(p)      _mm512_set1_epi32((int)*(p))

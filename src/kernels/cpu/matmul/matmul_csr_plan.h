@@ -20,7 +20,7 @@ enum {
 #define CSR_WIDTHS(X) X(1) X(2) X(3) X(4) X(5) X(6)
 #endif
 
-#define CSR_SIDE(vectors) ((vectors) == 1 ? 4 : 4 * (vectors) <= CSR_VECTORS + 4 ? 2 : 1) /* entries side by side */
+#define CSR_SIDE(vectors) ((vectors) <= 2 ? 4 : 4 * (vectors) <= 3 * CSR_VECTORS ? 2 : 1) /* entries side by side */
 
 /* ---- the shape of the work ---- */
 
@@ -68,7 +68,7 @@ static size_t csr_workspace(const sat_variant *v, const sat_problem *p, const sa
 
 #define CSR_FAMILY(words)                                                                                              \
     {                                                                                                                  \
-        .revision = "2", .op = SAT_MATMUL, .backend = SAT_CPU, .flags = SAT_V_SCRATCH | SAT_V_DYNAMIC, .about = words, \
+        .revision = "3", .op = SAT_MATMUL, .backend = SAT_CPU, .flags = SAT_V_SCRATCH | SAT_V_DYNAMIC, .about = words, \
         .supports = csr_supports, .estimate = csr_estimate, .workspace = csr_workspace, .launch = launch               \
     }
 

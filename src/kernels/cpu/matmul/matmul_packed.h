@@ -17,15 +17,26 @@
  * multiplies them by ROWS broadcast values of A. The multiply-adds are written as instructions: compilers fold the
  * loads of B into them, and so load each vector ROWS times, or choose forms that copy the accumulators. */
 
+/* An element of A: an operand is one, or two of neighbouring k. */
+#if PACKED_K_STEP == 1
+typedef REAL FN(packed_value);
+#else
+typedef uint16_t FN(packed_value);
+#endif
+#define VALUE FN(packed_value)
+
 /* One strip times one panel. Distances count elements. */
 typedef struct FN(packed_tile) {
-    const OPERAND *a;            /* the strip's values in the first block, or in block 0 if `block` */
+    const VALUE *a;              /* the strip's values in the first block, or in block 0 if `block` */
     const int64_t *block;        /* where the blocks are; NULL: one after the other */
     int64_t a_block, a_row, a_k; /* distance between blocks, rows, and k */
-    const int32_t *col;          /* packed block columns */
-    int64_t blocks, steps[2];    /* blocks; k-steps of each, and of the last */
+    const int32_t *col;          /* packed block columns, or block columns where B is in place */
+    int64_t blocks, steps[2];    /* blocks; k-steps of each, and of the last; */
+    bool half[2];                /* the last of these has one k, not two, and A is in place */
     const OPERAND *b;            /* the panel */
     int64_t b_block;             /* distance between its block columns */
+    int64_t b_row;               /* of B in place: between its rows; a packed panel has no gaps */
+    int last;                    /* and elements in the last vector of B's, and C's, row */
     REAL *c;                     /* ROWS x VECTORS*LANES */
     int64_t c_row;               /* distance between its rows */
     bool nontemporal;            /* c's lines are whole and aligned, and are stored around the cache */
@@ -36,115 +47,209 @@ typedef struct FN(packed_tile) {
 
 typedef void (*FN(packed_kernel))(const FN(packed_tile) * x);
 
-/* Where a tile reads A: packed strips (rows of a strip are neighbours), blocks in place whose columns are contiguous
- * (a transposed matrix), blocks in place whose rows are. */
-enum { FN(A_PACKED), FN(A_COLUMNS), FN(A_ROWS) };
+/* Vector j of a row of B. */
+INLINE OPERAND_VEC FN(packed_b_vector)(const int VECTORS, const int FROM, const FN(packed_tile) * x, const OPERAND *b,
+                                       int j) {
+#if B_IN_PLACE
+    if (packed_from_b(FROM) && j == VECTORS - 1) return VLOAD_SOME(b + j * LANES, x->last);
+#endif
+    (void)VECTORS, (void)FROM, (void)x;
+    return VLOAD_OPERAND(b + j * LANES);
+}
+
+/* A row's operand of a k-step, in every lane. */
+INLINE OPERAND_VEC FN(packed_a_vector)(const int FROM, const bool HALF, const FN(packed_tile) * x, const VALUE *a) {
+#if PACKED_K_STEP == 1
+    (void)FROM, (void)HALF, (void)x;
+    return VBROADCAST(a);
+#else
+    uint32_t pair = 0;
+    if (HALF) pair = *a;
+    else if (packed_from_columns(FROM)) pair = *a | (uint32_t)a[x->a_k] << 16;
+    else memcpy(&pair, a, sizeof pair);
+    return VBROADCAST(&pair);
+#endif
+}
 
 /* Rows of A in place are addressed in threes: base, base + row and base + 2*row need one register together. */
-INLINE void FN(packed_multiply_step)(const int ROWS, const int VECTORS, const int BY_ROWS, VEC (*acc)[MAX_VECTORS],
-                                     const OPERAND *const *a, int64_t row, const OPERAND *b) {
-    OPERAND_VEC x[MAX_VECTORS];
-    UNROLL for (int j = 0; j < VECTORS; j++) x[j] = VLOAD_OPERAND(b + j * LANES);
+INLINE void FN(packed_multiply_step)(const int ROWS, const int VECTORS, const int FROM, const bool HALF,
+                                     const FN(packed_tile) * x, VEC (*acc)[MAX_VECTORS], const VALUE *const *a,
+                                     int64_t row, const OPERAND *b) {
+    const int down = FROM == FROM_STRIPS ? PACKED_K_STEP : 1;
+    OPERAND_VEC bv[MAX_VECTORS];
+    UNROLL for (int j = 0; j < VECTORS; j++) bv[j] = FN(packed_b_vector)(VECTORS, FROM, x, b, j);
     UNROLL for (int i = 0; i < ROWS; i++) {
-        OPERAND_VEC y = VBROADCAST(BY_ROWS ? a[i / 3] + (i % 3) * row : a[0] + i);
-        UNROLL for (int j = 0; j < VECTORS; j++) VFMA_INTO(acc[i][j], y, x[j]);
+        const VALUE *at = packed_from_rows(FROM) ? a[i / 3] + (i % 3) * row : a[0] + i * down;
+        OPERAND_VEC y = FN(packed_a_vector)(FROM, HALF, x, at);
+        UNROLL for (int j = 0; j < VECTORS; j++) VFMA_INTO(acc[i][j], y, bv[j]);
     }
+}
+
+/* Values of block t, the first row's first. */
+INLINE const VALUE *FN(packed_a_at)(const int ROWS, const int FROM, const FN(packed_tile) * x, int64_t t) {
+    if (FROM == FROM_STRIPS) return x->a + t * x->steps[0] * ROWS * PACKED_K_STEP;
+    return x->a + (packed_from_columns(FROM) ? x->block[t] : t) * x->a_block;
+}
+
+/* Elements from a k-step to the next. */
+INLINE int64_t FN(packed_a_next)(const int ROWS, const int FROM, const FN(packed_tile) * x) {
+    return PACKED_K_STEP * (packed_from_columns(FROM) ? x->a_k : packed_from_rows(FROM) ? 1 : ROWS);
+}
+
+INLINE void FN(packed_prefetch)(const void *p, int64_t bytes) {
+    UNROLL for (int64_t e = 0; e < bytes; e += 64) __builtin_prefetch((const char *)p + e, 0, 3);
+}
+
+/* Blocks of few steps, SIDE of them side by side; returns how many are done. */
+INLINE int64_t FN(packed_multiply_side)(const int ROWS, const int VECTORS, const int FROM, const int SIDE,
+                                        const bool HALF, const FN(packed_tile) * x, int64_t steps,
+                                        VEC (*acc)[MAX_ROWS][MAX_VECTORS]) {
+    const int PREFETCHES_B = PREFETCH_B || packed_from_b(FROM);
+    const int COLUMNS = packed_from_columns(FROM), bases = packed_from_rows(FROM) ? (ROWS + 2) / 3 : 1;
+    const int64_t next = FN(packed_a_next)(ROWS, FROM, x), row = packed_from_rows(FROM) ? x->a_row : 0;
+    const int64_t b_row = packed_from_b(FROM) ? x->b_row : VECTORS * LANES;
+    const int64_t whole = x->blocks - (x->steps[1] != steps || x->half[1] != HALF), last = x->blocks - 1;
+    int64_t t = 0;
+    for (; t + SIDE <= whole; t += SIDE) {
+        UNROLL for (int u = 0; u < SIDE; u++) {
+            const VALUE *a[(MAX_ROWS + 2) / 3];
+            const OPERAND *b = x->b + x->col[t + u] * x->b_block;
+            a[0] = FN(packed_a_at)(ROWS, FROM, x, t + u);
+            UNROLL for (int i = 1; i < bases; i++) a[i] = a[i - 1] + 3 * row;
+            if (COLUMNS) FN(packed_prefetch)(FN(packed_a_at)(ROWS, FROM, x, sat_min(t + u + x->a_prefetch, last)), 1);
+            if (PREFETCHES_B && x->b_prefetch) {
+                const OPERAND *b_next = x->b + x->col[sat_min(t + u + SIDE * x->b_prefetch, last)] * x->b_block;
+                for (int64_t k = 0; k < steps; k++) FN(packed_prefetch)(b_next + k * b_row, VECTORS * VECTOR_BYTES);
+            }
+            for (int64_t k = 0; k < steps - HALF; k++) {
+                FN(packed_multiply_step)(ROWS, VECTORS, FROM, false, x, acc[u], a, row, b + k * b_row);
+                UNROLL for (int i = 0; i < bases; i++) a[i] += next;
+            }
+            if (HALF) FN(packed_multiply_step)(ROWS, VECTORS, FROM, true, x, acc[u], a, row, b + (steps - 1) * b_row);
+        }
+    }
+    return t;
+}
+
+/* The same for any tile and number of steps. */
+INLINE int64_t FN(packed_multiply_small)(const int ROWS, const int VECTORS, const int FROM, const int SIDE,
+                                         const FN(packed_tile) * x, VEC (*acc)[MAX_ROWS][MAX_VECTORS]) {
+    const int64_t steps = x->steps[0];
+    if (SIDE == 1 || steps > SMALL_STEPS) return 0;
+#define SIDE_OF(half, steps) FN(packed_multiply_side)(ROWS, VECTORS, FROM, SIDE, half, x, steps, acc)
+    if (PACKED_K_STEP > 1 && FROM != FROM_STRIPS && x->half[0])
+        return steps == 1 ? SIDE_OF(true, 1) : steps == 2 ? SIDE_OF(true, 2) : SIDE_OF(true, steps);
+    if (steps == 1) return SIDE_OF(false, 1);
+    if (steps == 2) return SIDE_OF(false, 2);
+    if (steps == 4) return SIDE_OF(false, 4);
+    return SIDE_OF(false, steps);
+#undef SIDE_OF
+}
+
+/* The sums of all sides into c. */
+INLINE void FN(packed_store_tile)(const int ROWS, const int VECTORS, const int FROM, const int SIDE,
+                                  const FN(packed_tile) * x, VEC (*acc)[MAX_ROWS][MAX_VECTORS]) {
+    UNROLL for (int i = 0; i < ROWS; i++) {
+        REAL *c = x->c + i * x->c_row;
+        UNROLL for (int j = 0; j < VECTORS; j++) {
+            VEC sum = acc[0][i][j];
+            if (SIDE == 4) sum = VADD(VADD(sum, acc[1][i][j]), VADD(acc[2][i][j], acc[3][i][j]));
+            if (SIDE == 2) sum = VADD(sum, acc[1][i][j]);
+#if B_IN_PLACE
+            if (packed_from_b(FROM) && j == VECTORS - 1) {
+                VSTORE_SOME(c + j * LANES, sum, x->last);
+                continue;
+            }
+#endif
+            if (x->nontemporal) VSTREAM(c + j * LANES, sum);
+            else VSTORE(c + j * LANES, sum);
+        }
+    }
+    (void)FROM;
 }
 
 INLINE void FN(packed_multiply_tile)(const int ROWS, const int VECTORS, const int FROM, const FN(packed_tile) * x) {
-    enum { LINE = 64 / sizeof(OPERAND) };
-    const int BY_ROWS = FROM == FN(A_ROWS), BY_COLUMNS = FROM == FN(A_COLUMNS), bases = BY_ROWS ? (ROWS + 2) / 3 : 1;
-    VEC acc[MAX_ROWS][MAX_VECTORS];
+    const int BY_ROWS = packed_from_rows(FROM), BY_COLUMNS = packed_from_columns(FROM);
+    const int PREFETCHES_B = PREFETCH_B || packed_from_b(FROM);
+    const int SIDE = packed_side(ROWS * VECTORS), bases = BY_ROWS ? (ROWS + 2) / 3 : 1;
+    VEC acc[4][MAX_ROWS][MAX_VECTORS];
     UNROLL for (int i = 0; i < ROWS; i++) {
-        UNROLL for (int j = 0; j < VECTORS; j++) acc[i][j] =
-            x->resume ? VLOAD(x->c + i * x->c_row + j * LANES) : VZERO();
+        UNROLL for (int j = 0; j < VECTORS; j++) {
+            /* What is beyond the last element is not B's, and is never stored. */
+            acc[0][i][j] = x->resume ? VLOAD(x->c + i * x->c_row + j * LANES) : VZERO();
+            UNROLL for (int u = 1; u < SIDE; u++) acc[u][i][j] = VZERO();
+        }
     }
-    const int64_t end = x->blocks - 1, next = BY_COLUMNS ? x->a_k : BY_ROWS ? 1 : ROWS, row = BY_ROWS ? x->a_row : 0;
-    const OPERAND *a[(MAX_ROWS + 2) / 3];
-    const int32_t *col = x->col, *last = col + end;
-    a[0] = x->a;
-    for (int64_t t = 0; col <= last; col++, t++) {
+    const int64_t end = x->blocks - 1, next = FN(packed_a_next)(ROWS, FROM, x), row = BY_ROWS ? x->a_row : 0;
+    const int64_t b_row = packed_from_b(FROM) ? x->b_row : VECTORS * LANES;
+    const VALUE *a[(MAX_ROWS + 2) / 3];
+    int64_t t = FN(packed_multiply_small)(ROWS, VECTORS, FROM, SIDE, x, acc);
+    const int32_t *col = x->col + t, *last = x->col + end;
+    a[0] = FROM == FROM_STRIPS ? FN(packed_a_at)(ROWS, FROM, x, t) : NULL;
+    for (; col <= last; col++, t++) {
         const OPERAND *b = x->b + *col * x->b_block;
-        if (BY_ROWS) a[0] = x->a + t * x->a_block;
-        if (BY_COLUMNS) a[0] = x->a + x->block[t] * x->a_block;
+        if (FROM != FROM_STRIPS) a[0] = FN(packed_a_at)(ROWS, FROM, x, t);
         UNROLL for (int i = 1; i < bases; i++) a[i] = a[i - 1] + 3 * row;
         const OPERAND *b_next =
-            PREFETCH_B && x->b_prefetch ? x->b + col[sat_min(x->b_prefetch, last - col)] * x->b_block : NULL;
-        const OPERAND *a_next = BY_ROWS      ? a[0] + x->a_prefetch * x->a_block
-                                : BY_COLUMNS ? x->a + x->block[sat_min(t + x->a_prefetch, end)] * x->a_block
-                                             : NULL;
-        int64_t n = x->steps[col == last];
+            PREFETCHES_B && x->b_prefetch ? x->b + col[sat_min(x->b_prefetch, last - col)] * x->b_block : NULL;
+        const VALUE *a_next = BY_ROWS      ? a[0] + x->a_prefetch * x->a_block
+                              : BY_COLUMNS ? FN(packed_a_at)(ROWS, FROM, x, sat_min(t + x->a_prefetch, end))
+                                           : NULL;
+        const bool half = PACKED_K_STEP > 1 && FROM != FROM_STRIPS && x->half[col == last];
+        int64_t n = x->steps[col == last] - half;
         for (; n >= K_UNROLL; n -= K_UNROLL) {
             if (BY_ROWS) { /* the strip's rows of a block are contiguous */
-                UNROLL for (int e = 0; e < ROWS * K_UNROLL; e += LINE) __builtin_prefetch(a_next + e, 0, 3);
-                a_next += ROWS * K_UNROLL;
+                FN(packed_prefetch)(a_next, ROWS * K_UNROLL * (int64_t)sizeof(OPERAND));
+                a_next += ROWS * K_UNROLL * PACKED_K_STEP;
             }
             if (BY_COLUMNS) {
-                UNROLL for (int u = 0; u < K_UNROLL; u++) __builtin_prefetch(a_next + u * next, 0, 3);
+                UNROLL for (int u = 0; u < K_UNROLL; u++) FN(packed_prefetch)(a_next + u * next, 1);
                 a_next += K_UNROLL * next;
             }
-            if (PREFETCH_B && b_next) {
-                UNROLL for (int e = 0; e < K_UNROLL * VECTORS * LANES; e += LINE) __builtin_prefetch(b_next + e, 0, 3);
-                b_next += K_UNROLL * VECTORS * LANES;
+            if (PREFETCHES_B && b_next) {
+                UNROLL for (int u = 0; u < K_UNROLL; u++)
+                    FN(packed_prefetch)(b_next + u * b_row, VECTORS * VECTOR_BYTES);
+                b_next += K_UNROLL * b_row;
             }
             UNROLL for (int u = 0; u < K_UNROLL; u++) {
-                FN(packed_multiply_step)(ROWS, VECTORS, BY_ROWS, acc, a, row, b + u * VECTORS * LANES);
+                FN(packed_multiply_step)(ROWS, VECTORS, FROM, false, x, acc[u % SIDE], a, row, b + u * b_row);
                 UNROLL for (int i = 0; i < bases; i++) a[i] += next;
             }
-            b += K_UNROLL * VECTORS * LANES;
+            b += K_UNROLL * b_row;
         }
         for (; n > 0; n--) {
-            FN(packed_multiply_step)(ROWS, VECTORS, BY_ROWS, acc, a, row, b);
+            FN(packed_multiply_step)(ROWS, VECTORS, FROM, false, x, acc[0], a, row, b);
             UNROLL for (int i = 0; i < bases; i++) a[i] += next;
-            b += VECTORS * LANES;
+            b += b_row;
         }
+        if (half) FN(packed_multiply_step)(ROWS, VECTORS, FROM, true, x, acc[0], a, row, b);
     }
-    UNROLL for (int i = 0; i < ROWS; i++) {
-        REAL *c = x->c + i * x->c_row;
-        if (x->nontemporal) {
-            UNROLL for (int j = 0; j < VECTORS; j++) VSTREAM(c + j * LANES, acc[i][j]);
-        } else {
-            UNROLL for (int j = 0; j < VECTORS; j++) VSTORE(c + j * LANES, acc[i][j]);
-        }
-    }
+    FN(packed_store_tile)(ROWS, VECTORS, FROM, SIDE, x, acc);
 }
 
 /* A function for every tile, and the table by which they are found. */
-#define DEFINE(ROWS, VECTORS)                                                                                          \
-    static void FN(packed_tile_##ROWS##x##VECTORS)(const FN(packed_tile) * x) {                                        \
-        FN(packed_multiply_tile)(ROWS, VECTORS, FN(A_PACKED), x);                                                      \
+#define DEFINE(ROWS, VECTORS, FROM)                                                                                    \
+    static void FN(packed_##FROM##_##ROWS##x##VECTORS)(const FN(packed_tile) * x) {                                    \
+        FN(packed_multiply_tile)(ROWS, VECTORS, FROM, x);                                                              \
     }
-TILES(DEFINE)
-DIRECT_TILES(DEFINE)
-#undef DEFINE
-#define DEFINE(ROWS, VECTORS)                                                                                          \
-    static void FN(packed_rows_##ROWS##x##VECTORS)(const FN(packed_tile) * x) {                                        \
-        FN(packed_multiply_tile)(ROWS, VECTORS, FN(A_ROWS), x);                                                        \
-    }
-DIRECT_TILES(DEFINE)
-#undef DEFINE
-#if PACKED_K_STEP == 1 /* a pair of neighbouring k is together in a row alone */
-#define DEFINE(ROWS, VECTORS)                                                                                          \
-    static void FN(packed_columns_##ROWS##x##VECTORS)(const FN(packed_tile) * x) {                                     \
-        FN(packed_multiply_tile)(ROWS, VECTORS, FN(A_COLUMNS), x);                                                     \
-    }
-DIRECT_TILES(DEFINE)
-#undef DEFINE
+#define LIST(ROWS, VECTORS, FROM) [FROM][ROWS - 1][VECTORS - 1] = FN(packed_##FROM##_##ROWS##x##VECTORS),
+#if B_IN_PLACE
+#define B_TILES(X) DIRECT_TILES(X, FROM_ROWS_AND_B) DIRECT_TILES(X, FROM_COLUMNS_AND_B)
+#else
+#define B_TILES(X)
 #endif
+#define ALL_TILES(X)                                                                                                   \
+    TILES(X, FROM_STRIPS)                                                                                              \
+    DIRECT_TILES(X, FROM_STRIPS) DIRECT_TILES(X, FROM_ROWS) DIRECT_TILES(X, FROM_COLUMNS) B_TILES(X)
 
-static const FN(packed_kernel) FN(packed_kernels)[3][MAX_ROWS][MAX_VECTORS] = {
-#define LIST(ROWS, VECTORS) [FN(A_PACKED)][ROWS - 1][VECTORS - 1] = FN(packed_tile_##ROWS##x##VECTORS),
-    TILES(LIST) DIRECT_TILES(LIST)
+ALL_TILES(DEFINE)
+
+static const FN(packed_kernel) FN(packed_kernels)[PACKED_FROMS][MAX_ROWS][MAX_VECTORS] = {ALL_TILES(LIST)};
+
+#undef DEFINE
 #undef LIST
-#define LIST(ROWS, VECTORS) [FN(A_ROWS)][ROWS - 1][VECTORS - 1] = FN(packed_rows_##ROWS##x##VECTORS),
-        DIRECT_TILES(LIST)
-#undef LIST
-#if PACKED_K_STEP == 1
-#define LIST(ROWS, VECTORS) [FN(A_COLUMNS)][ROWS - 1][VECTORS - 1] = FN(packed_columns_##ROWS##x##VECTORS),
-            DIRECT_TILES(LIST)
-#undef LIST
-#endif
-};
+#undef B_TILES
+#undef ALL_TILES
 
 /* ---- packing and epilogue ---- */
 
@@ -233,7 +338,7 @@ static bool FN(packed_pack_next)(packed_job *j, int64_t slot) {
 typedef struct FN(packed_strip) {
     FN(packed_tile) x;
     int64_t i, rows;           /* rows of C */
-    int from;                  /* where values are read: A_PACKED, A_COLUMNS or A_ROWS */
+    int from;                  /* FROM_... */
     int64_t first, begin, end; /* the block row's first stored block, the chunk's, and one past the block row's last */
     bool parts;                /* the sum is long */
 } FN(packed_strip);
@@ -255,17 +360,19 @@ static FN(packed_strip) FN(packed_find_strip)(const packed_job *j, int64_t u, in
     strip.first = first, strip.begin = from, strip.end = end;
     strip.parts = to > from && (end - first > s->part_blocks || s->steps > s->part_steps);
     if (!s->direct) {
-        strip.x.a = (const OPERAND *)j->launch->workspace + (first * r->br + (end - first) * top) * s->steps;
-        strip.x.a += (from - first) * s->steps * strip.rows;
-        strip.from = FN(A_PACKED);
+        int64_t at = (first * r->br + (end - first) * top + (from - first) * strip.rows) * s->steps; /* operands */
+        strip.x.a = (const VALUE *)j->launch->workspace + at * PACKED_K_STEP;
+        strip.from = FROM_STRIPS;
         return strip;
     }
-    int64_t block = r->block_elements / PACKED_K_STEP, line = r->row_step / PACKED_K_STEP; /* in operands */
-    strip.x.a = (const OPERAND *)j->values + top * line;
-    strip.x.a_block = block, strip.x.a_row = line, strip.x.a_k = r->col_step;
+    strip.x.a = (const VALUE *)j->values + top * r->row_step;
+    strip.x.a_block = r->block_elements, strip.x.a_row = r->row_step, strip.x.a_k = r->col_step;
+    strip.x.half[0] = r->bc % PACKED_K_STEP, strip.x.half[1] = (ragged ? r->k % r->bc : r->bc) % PACKED_K_STEP;
     strip.x.a_prefetch = sat_max(1, 32 / s->steps);
-    if (r->block) strip.x.block = r->block + from, strip.from = FN(A_COLUMNS);
-    else strip.x.a += from * block, strip.from = FN(A_ROWS);
+    if (r->block) strip.x.block = r->block + from;
+    else strip.x.a += from * r->block_elements;
+    strip.from =
+        s->b_in_place ? (r->block ? FROM_COLUMNS_AND_B : FROM_ROWS_AND_B) : (r->block ? FROM_COLUMNS : FROM_ROWS);
     return strip;
 }
 
@@ -288,7 +395,7 @@ static FN(packed_panel) FN(packed_find_panel)(const packed_job *j, int64_t group
 
 /* Whole tiles that need no epilogue are stored to C. */
 static bool FN(packed_stores_to_c)(const packed_job *j, const FN(packed_panel) * q) {
-    return j->no_epilogue && q->cols == q->width;
+    return j->no_epilogue && (q->cols == q->width || j->shape.b_in_place);
 }
 
 /* A part of a strip: of its chunk the blocks from t to before stop, and of each the k-steps from k to before end. */
@@ -296,28 +403,30 @@ INLINE FN(packed_tile) FN(packed_sub_tile)(const FN(packed_strip) * strip, int64
                                            int64_t end, int64_t width) {
     FN(packed_tile) x = strip->x;
     bool last = stop == x.blocks;
-    if (strip->from == FN(A_PACKED)) x.a += (t * x.steps[0] + k) * strip->rows;
-    else if (strip->from == FN(A_ROWS)) x.a += t * x.a_block + k;
-    else x.a += k * x.a_k, x.block += t;
-    x.col += t, x.blocks = stop - t, x.b += k * width;
+    if (strip->from == FROM_STRIPS) x.a += (t * x.steps[0] + k) * strip->rows * PACKED_K_STEP;
+    else if (packed_from_rows(strip->from)) x.a += t * x.a_block + k * PACKED_K_STEP;
+    else x.a += k * x.a_k * PACKED_K_STEP, x.block += t;
+    for (int e = 0; e < 2; e++) x.half[e] = x.half[last && e] && k < x.steps[last && e] && end >= x.steps[last && e];
+    x.col += t, x.blocks = stop - t, x.b += k * (packed_from_b(strip->from) ? x.b_row : width);
     x.steps[0] = sat_min(end, x.steps[0]) - k, x.steps[1] = last ? sat_min(end, x.steps[1]) - k : x.steps[0];
     return x;
 }
 
 /* c += partial, or c = partial where there is nothing yet. */
-static void FN(packed_add_part)(const FN(packed_strip) * strip, int64_t width, const REAL *partial, bool more) {
+static void FN(packed_add_part)(const FN(packed_strip) * strip, int64_t cols, int64_t width, const REAL *partial,
+                                bool more) {
     int64_t step = strip->x.c_row;
     for (int64_t i = 0; i < strip->rows; i++) {
         REAL *restrict to = strip->x.c + i * step;
         const REAL *restrict from = partial + i * width;
-        for (int64_t j = 0; j < width; j++) to[j] = more ? to[j] + from[j] : from[j];
+        for (int64_t j = 0; j < cols; j++) to[j] = more ? to[j] + from[j] : from[j];
     }
 }
 
 /* A long sum, part by part: each begins with zero in `partial`, a tile of its own, and is then added to c. A part that
- * goes on in the next chunk stays in `partial`: so the result does not depend on the chunks. */
+ * goes on in the next chunk stays in `partial`. */
 static void FN(packed_multiply_parts)(const packed_shape *s, const FN(packed_strip) * strip, FN(packed_kernel) kernel,
-                                      int64_t width, REAL *partial) {
+                                      int64_t cols, int64_t width, REAL *partial) {
     for (int64_t t = 0, stop; t < strip->x.blocks; t = stop) {
         int64_t done = strip->begin + t - strip->first, in = done % s->part_blocks; /* blocks before t */
         stop = sat_min(strip->x.blocks, t - in + s->part_blocks);
@@ -326,9 +435,23 @@ static void FN(packed_multiply_parts)(const packed_shape *s, const FN(packed_str
             FN(packed_tile) x = FN(packed_sub_tile)(strip, t, stop, k, k + s->part_steps, width);
             x.c = partial, x.c_row = width, x.resume = in > 0, x.nontemporal = false;
             kernel(&x);
-            if (closes) FN(packed_add_part)(strip, width, partial, done > in || k > 0);
+            if (closes) FN(packed_add_part)(strip, cols, width, partial, done > in || k > 0);
         }
     }
+}
+
+/* Where a tile reads a panel of B. */
+static void FN(packed_find_b)(const FN(packed_worker) * w, const FN(packed_panel) * q, FN(packed_tile) * x) {
+    const packed_job *j = w->job;
+    const packed_shape *s = &j->shape;
+    x->b_prefetch = s->steps <= 8 ? 2 : s->steps <= 16;
+    if (!s->b_in_place) {
+        x->b = w->buffer + q->before * j->state->depth, x->b_block = s->steps * q->width;
+        return;
+    }
+    const sat_layout *b = &j->problem->b;
+    x->b = (const OPERAND *)j->b + w->group / s->groups * b->batch_stride + q->j;
+    x->b_row = b->row_stride, x->b_block = s->rows.bc * x->b_row, x->last = (int)(q->cols - q->width + LANES);
 }
 
 /* One chunk of strip `u` times all panels of a group. The pending rows begin with row `i`. */
@@ -342,22 +465,21 @@ static void FN(packed_multiply_strip)(const FN(packed_worker) * w, int64_t u, in
     if (strip.rows <= 0 || (x->blocks == 0 && chunk > 0)) return;
     for (int64_t panel = first; panel < end; panel++) {
         FN(packed_panel) q = FN(packed_find_panel)(j, w->group, panel);
-        x->b = w->buffer + q.before * j->state->depth;
-        x->b_block = s->steps * q.width;
-        x->b_prefetch = s->steps <= 8 ? 2 : s->steps <= 16;
+        FN(packed_find_b)(w, &q, x);
         x->c = w->pending + (strip.i - i) * s->group_columns + q.before;
         x->c_row = s->group_columns;
         x->nontemporal = false;
         if (FN(packed_stores_to_c)(j, &q)) {
             x->c = (REAL *)j->c + w->group / s->groups * l->batch_stride + strip.i * l->row_stride + q.j;
             x->c_row = l->row_stride;
-            x->nontemporal = j->nontemporal && (uintptr_t)x->c % 64 == 0 && x->c_row * (int64_t)sizeof(REAL) % 64 == 0;
+            x->nontemporal = j->nontemporal && !s->b_in_place && (uintptr_t)x->c % 64 == 0 &&
+                             x->c_row * (int64_t)sizeof(REAL) % 64 == 0;
         }
         FN(packed_kernel) kernel = FN(packed_kernels)[strip.from][strip.rows - 1][q.nv - 1];
         if (strip.parts) {
             /* Its rows are q.width apart. */
             REAL *partial = w->partial + (strip.i - i) * s->group_columns + q.before * strip.rows;
-            FN(packed_multiply_parts)(s, &strip, kernel, q.width, partial);
+            FN(packed_multiply_parts)(s, &strip, kernel, s->b_in_place ? q.cols : q.width, q.width, partial);
         } else {
             kernel(x);
         }

@@ -8,12 +8,18 @@
 #define PACKED_K_STEP     1
 #include "matmul_packed_plan.h"
 
+// clang-format off
 #define MAX_ROWS        6
 #define MAX_VECTORS     3
-#define TILES(X)        X(5, 1) X(5, 2) X(6, 1) X(6, 2)
-#define DIRECT_TILES(X) X(1, 1) X(1, 2) X(1, 3) X(2, 1) X(2, 2) X(2, 3) X(3, 1) X(3, 2) X(3, 3) X(4, 1) X(4, 2) X(4, 3)
+#define TILES(X, F) \
+    X(5, 1, F) X(5, 2, F) X(6, 1, F) X(6, 2, F)
+#define DIRECT_TILES(X, F) \
+    X(1, 1, F) X(1, 2, F) X(1, 3, F) X(2, 1, F) X(2, 2, F) X(2, 3, F) X(3, 1, F) X(3, 2, F) X(3, 3, F) X(4, 1, F) \
+    X(4, 2, F) X(4, 3, F)
 #define K_UNROLL        4
 #define PREFETCH_B      1
+#define B_IN_PLACE      0
+// clang-format on
 
 #define FN(x) x##_f32
 #include "matmul_packed.h"

@@ -11,13 +11,16 @@
 // clang-format off
 #define MAX_ROWS    14
 #define MAX_VECTORS 4
-#define TILES(X)                                                                                                       \
-    X(9, 1) X(9, 2) X(10, 1) X(10, 2) X(11, 1) X(11, 2) X(12, 1) X(12, 2) X(13, 1) X(13, 2) X(14, 1) X(14, 2)
-#define DIRECT_TILES(X)                                                                                                \
-    X(1, 1) X(1, 2) X(1, 3) X(1, 4) X(2, 1) X(2, 2) X(2, 3) X(2, 4) X(3, 1) X(3, 2) X(3, 3) X(3, 4) X(4, 1) X(4, 2)    \
-    X(4, 3) X(4, 4) X(5, 1) X(5, 2) X(5, 3) X(6, 1) X(6, 2) X(6, 3) X(7, 1) X(7, 2) X(7, 3) X(8, 1) X(8, 2) X(8, 3)
+#define TILES(X, F) \
+    X(9, 1, F) X(9, 2, F) X(10, 1, F) X(10, 2, F) X(11, 1, F) X(11, 2, F) X(12, 1, F) X(12, 2, F) X(13, 1, F) \
+    X(13, 2, F) X(14, 1, F) X(14, 2, F)
+#define DIRECT_TILES(X, F) \
+    X(1, 1, F) X(1, 2, F) X(1, 3, F) X(1, 4, F) X(2, 1, F) X(2, 2, F) X(2, 3, F) X(2, 4, F) X(3, 1, F) X(3, 2, F) \
+    X(3, 3, F) X(3, 4, F) X(4, 1, F) X(4, 2, F) X(4, 3, F) X(4, 4, F) X(5, 1, F) X(5, 2, F) X(5, 3, F) X(6, 1, F) \
+    X(6, 2, F) X(6, 3, F) X(7, 1, F) X(7, 2, F) X(7, 3, F) X(8, 1, F) X(8, 2, F) X(8, 3, F)
 #define K_UNROLL    2
 #define PREFETCH_B  0
+#define B_IN_PLACE  1
 // clang-format on
 
 #define FN(x) x##_f32

@@ -6,8 +6,8 @@
  *   depth          packed rows of B (block columns without stored blocks are left out) -> chunks that fit the cache
  *
  * One strip times one panel is a register tile: it stays in registers over all blocks of a chunk, or of a part of a
- * long sum. The cuts do not change the order in which a tile's products are summed, and a part belongs to its block
- * row, wherever chunks begin: so the result depends neither on threads nor on the cuts.
+ * long sum. Where it has few sums, several blocks run side by side and are added up at the end of the chunk. Chunks
+ * depend on the sizes of the problem and the cache, never on threads: so neither does the result.
  *
  * Before it is included, a family defines VECTOR_BYTES and VECTOR_ISA (common/vector.h), PACKED_EFFICIENCY, the part of
  * the nominal rate that its tiles reach, and PACKED_K_STEP: 2 where an operand is a pair of bf16 of neighbouring k,
@@ -22,14 +22,29 @@
 #include "variant.h"
 
 enum {
-    PACKED_STORE_ROWS = 64, /* rows of C that the epilogue takes at a time */
-    PACKED_TASK_ROWS = 128, /* packed rows of B that a thread packs at a time */
+    PACKED_STORE_ROWS = 64,                  /* rows of C that the epilogue takes at a time */
+    PACKED_TASK_ROWS = 128,                  /* packed rows of B that a thread packs at a time */
+    SIDE_SUMS = VECTOR_BYTES == 64 ? 16 : 8, /* vectors of sums, at most, where blocks run side by side */
+    SMALL_STEPS = 8,                         /* k-steps, at most, of blocks that do */
 };
 
 /* Bits of sat_instance.option. */
 enum {
-    PACKED_DIRECT = 1 /* values are read in place instead of being packed into strips first */
+    PACKED_DIRECT = 1,    /* values are read in place instead of being packed into strips first */
+    PACKED_B_IN_PLACE = 2 /* and so is B, row-major: no part of it that is not used is read, nothing is written */
 };
+
+/* Where a tile reads: packed strips (rows of a strip are neighbours), blocks in place whose columns are contiguous (a
+ * transposed matrix), blocks in place whose rows are; the latter two also with B in place. */
+enum { FROM_STRIPS, FROM_COLUMNS, FROM_ROWS, FROM_COLUMNS_AND_B, FROM_ROWS_AND_B, PACKED_FROMS };
+
+INLINE bool packed_from_columns(int from) { return from == FROM_COLUMNS || from == FROM_COLUMNS_AND_B; }
+INLINE bool packed_from_rows(int from) { return from == FROM_ROWS || from == FROM_ROWS_AND_B; }
+INLINE bool packed_from_b(int from) { return from >= FROM_COLUMNS_AND_B; }
+
+/* How many blocks, or k-steps, run side by side with sums of their own: where a tile has few sums, every addition would
+ * wait for the one before. */
+INLINE int packed_side(int sums) { return 4 * sums <= SIDE_SUMS ? 4 : 2 * sums <= SIDE_SUMS ? 2 : 1; }
 
 typedef struct packed_shape {
     sat_rows rows;
@@ -49,6 +64,7 @@ typedef struct packed_shape {
     int64_t batch_items;          /* of the batch, done in one pass */
     int64_t slots;                /* panel groups that are packed at a time */
     bool direct, prepacked;       /* values are read in place; values are packed once, by refresh */
+    bool b_in_place;
     size_t buffers_at, buffer_bytes, scratch_at, scratch_bytes, slots_at, total_bytes; /* packed values are first */
 } packed_shape;
 
@@ -106,7 +122,7 @@ static inline int64_t packed_strip_row(const packed_shape *s, int64_t strip) {
 static void packed_choose_groups(packed_shape *s, const sat_device *d, int64_t tile_vectors) {
     int64_t vector_bytes = sat_max(s->depth, 1) * s->lanes * s->element, each = s->panels * s->batch_items / d->threads;
     int64_t fit = d->l2_bytes * 7 / 8 / (tile_vectors * vector_bytes);
-    s->group_panels = sat_max(1, sat_min(fit, each));
+    s->group_panels = sat_max(1, s->b_in_place ? s->panels : sat_min(fit, each));
     s->groups = packed_ceil(s->panels, s->group_panels);
     s->group_columns = sat_min(s->group_panels * tile_vectors, s->vectors) * s->lanes;
 }
@@ -116,7 +132,7 @@ static void packed_choose_groups(packed_shape *s, const sat_device *d, int64_t t
 static void packed_choose_chunks(packed_shape *s, const sat_pattern_view *a, const sat_device *d) {
     int64_t bytes = s->depth * s->group_columns * s->element, most = d->l2_bytes * 3 / 2;
     int64_t stored = s->rows.count ? a->stored_blocks / s->rows.count * s->steps : 0;
-    s->chunks = bytes > most ? packed_ceil(bytes, d->l2_bytes / 2 + 1) : 1;
+    s->chunks = bytes > most && !s->b_in_place ? packed_ceil(bytes, d->l2_bytes / 2 + 1) : 1;
     s->chunks = sat_max(1, sat_min(s->chunks, stored / 32));
     int64_t cols = packed_ceil(s->rows.k, s->rows.bc);
     s->chunk_cols = sat_max(1, packed_ceil(cols, s->chunks));
@@ -140,7 +156,7 @@ static void packed_size_workspace(packed_shape *s, const sat_pattern_view *a, co
     enum { MOST = 512 << 20 }; /* bytes of packed B beyond which threads share buffers */
     int64_t block_bytes = s->rows.br * s->steps * s->element, rows = s->pending_rows + PACKED_STORE_ROWS;
     if (s->long_sums) rows += s->pending_rows; /* for their parts */
-    s->buffer_bytes = packed_round((size_t)(s->depth * s->group_columns * s->element));
+    s->buffer_bytes = s->b_in_place ? 0 : packed_round((size_t)(s->depth * s->group_columns * s->element));
     s->slots = sat_min(sat_min(d->threads, s->groups * s->batch_items), MOST / (int64_t)(s->buffer_bytes + 1));
     s->slots = sat_max(s->slots, 1);
     s->scratch_bytes = packed_round((size_t)(rows * s->group_columns * s->element));
@@ -154,6 +170,7 @@ static void packed_size_workspace(packed_shape *s, const sat_pattern_view *a, co
 static packed_shape packed_make_shape(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
                                       const sat_device *d) {
     packed_shape s = {.rows = sat_op_rows(p, a), .direct = v->instance.option & PACKED_DIRECT};
+    s.b_in_place = v->instance.option & PACKED_B_IN_PLACE;
     const sat_rows *r = &s.rows;
     int64_t ragged = r->k % r->bc;
     int64_t high = sat_min(r->br, sat_max(1, r->m)); /* a block may be higher than the matrix */
@@ -193,6 +210,7 @@ static bool packed_make_runs(packed_state *t, const packed_shape *s) {
     const sat_rows *r = &s->rows;
     int64_t cols = packed_ceil(r->k, r->bc), stored = r->count ? r->ptr[r->count] : 0, used = 0;
     bool alone = r->bc % PACKED_K_STEP; /* a pair may not reach into the next block column */
+    if (s->b_in_place) return true;
     int32_t *number = calloc((size_t)cols + 1, sizeof *number);
     if (!number) return false;
     for (int64_t i = 0; i < stored; i++) number[r->col[i]] = 1;
@@ -359,19 +377,17 @@ static void packed_reset_slots(packed_job *j) {
 
 /* ---- what the tuner asks ---- */
 
-/* Values in place are operands. A pair of bf16 is one where it neither begins at an odd place, nor ends in the padding.
- */
-static bool packed_values_in_place(const sat_problem *p, const sat_pattern_view *a) {
-    if (PACKED_K_STEP == 1) return p->a_dtype == SAT_F32 || p->a_dtype == SAT_F64;
-    bool whole = a->block_cols % PACKED_K_STEP == 0 && a->cols % PACKED_K_STEP == 0;
-    return whole && !sat_transposed(p) && p->a_align >= 4 && p->a.batch_stride % PACKED_K_STEP == 0;
+static bool packed_values_in_place(const sat_problem *p) {
+    return PACKED_K_STEP > 1 || p->a_dtype == SAT_F32 || p->a_dtype == SAT_F64; /* others are widened first */
 }
 
 static bool packed_supports(const sat_variant *v, const sat_problem *p, const sat_pattern_view *a,
                             const sat_device *d) {
+    (void)a;
     if ((d->isa & VECTOR_ISA) != VECTOR_ISA || p->a_dtype != v->instance.dtype) return false;
     if (p->compute_dtype != (p->a_dtype == SAT_F64 ? SAT_F64 : SAT_F32)) return false;
-    return !(v->instance.option & PACKED_DIRECT) || packed_values_in_place(p, a);
+    if (v->instance.option & PACKED_B_IN_PLACE && (p->b.col_stride != 1 || p->b_dtype != p->a_dtype)) return false;
+    return !(v->instance.option & PACKED_DIRECT) || packed_values_in_place(p);
 }
 
 /* Multiply-adds at the rate that a tile of this height reaches, B packed and values copied once, C written. */
@@ -383,7 +399,7 @@ static double packed_estimate(const sat_variant *v, const sat_problem *p, const 
     /* A k-step costs its multiply-adds, or its loads where the tile is small. */
     double slow = (panel + (double)s.height) / (1.5 * tile), work = slow > 1 ? slow : 1;
     double flops = 2.0 * (double)a->stored_elements * width * batch * work;
-    double packed = (double)p->k * width * element * batch;
+    double packed = s.b_in_place ? 0 : (double)p->k * width * element * batch;
     double copied = s.direct || s.prepacked ? 0 : (double)a->stored_elements * element * batch;
     double depth = 1e-6 + 3e-9 * (double)a->grid_rows * (double)s.panels * batch / d->threads;
     return flops / (d->flop_rate[s.element == 8 ? SAT_F64 : SAT_F32] * PACKED_EFFICIENCY) +
@@ -397,7 +413,7 @@ static size_t packed_workspace(const sat_variant *v, const sat_problem *p, const
 
 #define PACKED_FAMILY(words)                                                                                           \
     {                                                                                                                  \
-        .revision = "1", .op = SAT_MATMUL, .backend = SAT_CPU, .flags = SAT_V_BATCHED | SAT_V_SCRATCH, .about = words, \
+        .revision = "2", .op = SAT_MATMUL, .backend = SAT_CPU, .flags = SAT_V_BATCHED | SAT_V_SCRATCH, .about = words, \
         .supports = packed_supports, .estimate = packed_estimate, .workspace = packed_workspace,                       \
         .prepare = packed_prepare, .refresh = refresh, .launch = launch, .release = packed_release                     \
     }

@@ -43,79 +43,168 @@ static void FN(scatter_2x2)(const FN(scatter_run) * r) { FN(scatter_narrow)(r, r
 static void FN(scatter_x2)(const FN(scatter_run) * r) { FN(scatter_narrow)(r, 0, 2); }
 static void FN(scatter_x3)(const FN(scatter_run) * r) { FN(scatter_narrow)(r, 0, 3); }
 
-/* One column: a vector of sums takes a vector of each row of a block. */
-static void FN(scatter_wide)(const FN(scatter_run) * r) {
+/* Below, rows of a block go `side` at a time, with sums of their own: where there are few sums, every addition would
+ * wait for the one before. Blocks of few rows do without. */
+#define SCATTER_SIDE(sums) ((sums) <= 2 ? 4 : (sums) <= 4 ? 2 : 1)
+#define SCATTER_FEW_ROWS   8
+
+/* One column, high blocks of one or two columns: a vector has several rows. */
+INLINE void FN(scatter_high)(const FN(scatter_run) * r, int bc) {
+    const int together = LANES / bc;
     const REAL *a = r->a;
-    const int64_t bc = r->bc;
     for (int64_t t = 0; t < r->count; t++, a += r->a_size) {
         const int64_t first = r->col[t] * bc, inside = sat_min(bc, r->m - first);
-        REAL *sums = r->sums + first;
-        int64_t c = 0;
-        for (; c + LANES <= inside; c += LANES) {
-            VEC sum = VLOAD(sums + c);
-            for (int64_t i = 0; i < r->rows; i++) sum = VFMA(VBROADCAST(r->x + i), VLOAD(a + i * bc + c), sum);
-            VSTORE(sums + c, sum);
-        }
-        if (c == inside) continue;
-        const int tail = (int)(inside - c);
-        VEC sum = VLOAD(sums + c);
-        for (int64_t i = 0; i < r->rows; i++) sum = VFMA(VBROADCAST(r->x + i), VLOAD_SOME(a + i * bc + c, tail), sum);
-        VSTORE_SOME(sums + c, sum, tail); /* beyond them 0 times Inf may have been added */
+        VEC sum[4] = {VZERO(), VZERO(), VZERO(), VZERO()};
+        REAL lanes[LANES];
+        int64_t i = 0;
+        for (; i + 4 * together <= r->rows; i += 4 * together)
+#pragma GCC unroll 4
+            for (int u = 0; u < 4; u++)
+                sum[u] = VFMA(VLOAD(a + (i + u * together) * bc), VSPREAD(r->x + i + u * together, bc), sum[u]);
+        for (; i + together <= r->rows; i += together) sum[0] = VFMA(VLOAD(a + i * bc), VSPREAD(r->x + i, bc), sum[0]);
+        VSTORE(lanes, VADD(VADD(sum[0], sum[1]), VADD(sum[2], sum[3])));
+        for (; i < r->rows; i++)
+            for (int c = 0; c < bc; c++) lanes[c] += r->x[i] * a[i * bc + c];
+        for (int width = LANES / 2; width >= bc; width /= 2)
+            for (int e = 0; e < width; e++) lanes[e] += lanes[e + width];
+        for (int64_t c = 0; c < inside; c++) r->sums[first + c] += lanes[c];
     }
 }
 
-/* np columns. A vector of sums holds `width` elements: a part of a row of sums, or a row, or several rows, whose
- * elements of A are spread over it. `some` vectors at a time share what is read of B. */
+static void FN(scatter_high_x1)(const FN(scatter_run) * r) { FN(scatter_high)(r, 1); }
+static void FN(scatter_high_x2)(const FN(scatter_run) * r) { FN(scatter_high)(r, 2); }
+
+/* One column: a row of a block times an element of B into `some` vectors of sums. tail: elements of the only one; else
+ * NULL. */
+INLINE void FN(scatter_wide_row)(const REAL *a, const REAL *x, VEC *sum, int some, const int *tail) {
+    const VEC b = VBROADCAST(x);
+    for (int q = 0; q < some; q++) sum[q] = VFMA(b, tail ? VLOAD_SOME(a, *tail) : VLOAD(a + q * LANES), sum[q]);
+}
+
+INLINE void FN(scatter_wide_rows)(const FN(scatter_run) * r, const REAL *a, REAL *sums, int some, const int *tail,
+                                  int side) {
+    VEC sum[4][4];
+    int64_t i = 0;
+    for (int u = 0; u < side; u++)
+        for (int q = 0; q < some; q++) sum[u][q] = u ? VZERO() : VLOAD(sums + q * LANES);
+    for (; i + side <= r->rows; i += side)
+        for (int u = 0; u < side; u++) FN(scatter_wide_row)(a + (i + u) * r->bc, r->x + i + u, sum[u], some, tail);
+    for (; i < r->rows; i++) FN(scatter_wide_row)(a + i * r->bc, r->x + i, sum[0], some, tail);
+    for (int q = 0; q < some; q++) {
+        for (int u = 1; u < side; u++) sum[0][q] = VADD(sum[0][q], sum[u][q]);
+        if (tail) VSTORE_SOME(sums, sum[0][q], *tail); /* beyond them 0 times Inf may have been added */
+        else VSTORE(sums + q * LANES, sum[0][q]);
+    }
+}
+
+INLINE void FN(scatter_wide_part)(const FN(scatter_run) * r, const REAL *a, REAL *sums, int some, const int *tail) {
+    if (r->rows < SCATTER_FEW_ROWS) FN(scatter_wide_rows)(r, a, sums, some, tail, 1);
+    else FN(scatter_wide_rows)(r, a, sums, some, tail, SCATTER_SIDE(some));
+}
+
+static void FN(scatter_wide)(const FN(scatter_run) * r) {
+    const REAL *a = r->a;
+    for (int64_t t = 0; t < r->count; t++, a += r->a_size) {
+        const int64_t first = r->col[t] * r->bc, inside = sat_min(r->bc, r->m - first);
+        REAL *sums = r->sums + first;
+        int64_t c = 0;
+        for (; c + 4 * LANES <= inside; c += 4 * LANES) FN(scatter_wide_part)(r, a + c, sums + c, 4, NULL);
+        for (; c + 2 * LANES <= inside; c += 2 * LANES) FN(scatter_wide_part)(r, a + c, sums + c, 2, NULL);
+        for (; c + LANES <= inside; c += LANES) FN(scatter_wide_part)(r, a + c, sums + c, 1, NULL);
+        const int tail = (int)(inside - c);
+        if (tail) FN(scatter_wide_part)(r, a + c, sums + c, 1, &tail);
+    }
+}
+
+/* np columns. A vector of sums holds `width` elements: a part of a row of sums, or a row; or, `spread`, it is a whole
+ * vector of several rows, over which their elements of A are spread. `some` of them, or of their rows, share what is
+ * read of B. */
 #define SCATTER_PANEL(np, width)                                                                                       \
     typedef REAL FN(scatter_vec_##np) __attribute__((vector_size((width) * sizeof(REAL)), aligned(8), may_alias));     \
-    INLINE void FN(scatter_rows_##np)(const REAL *a, int64_t step, const REAL *x, int64_t rows, REAL *sums,            \
-                                      int some) {                                                                      \
-        FN(scatter_vec_##np) sum[4][np / (width)];                                                                     \
+    INLINE void FN(scatter_row_##np)(const REAL *a, const REAL *x, FN(scatter_vec_##np)(*sum)[np / (width)],           \
+                                     int some) {                                                                       \
         for (int q = 0; q < some; q++)                                                                                 \
             for (int v = 0; v < np / (width); v++)                                                                     \
-                sum[q][v] = *(const FN(scatter_vec_##np) *)(const void *)(sums + q * np + v * (width));                \
-        for (int64_t i = 0; i < rows; i++)                                                                             \
-            for (int q = 0; q < some; q++)                                                                             \
-                for (int v = 0; v < np / (width); v++)                                                                 \
-                    sum[q][v] +=                                                                                       \
-                        a[i * step + q] * *(const FN(scatter_vec_##np) *)(const void *)(x + i * np + v * (width));     \
-        for (int q = 0; q < some; q++)                                                                                 \
-            for (int v = 0; v < np / (width); v++)                                                                     \
-                *(FN(scatter_vec_##np) *)(void *)(sums + q * np + v * (width)) = sum[q][v];                            \
+                sum[q][v] += a[q] * *(const FN(scatter_vec_##np) *)(const void *)(x + v * (width));                    \
     }                                                                                                                  \
-    INLINE void FN(scatter_spread_##np)(const REAL *a, int64_t step, const REAL *x, int64_t rows, REAL *sums,          \
-                                        int some) {                                                                    \
-        const int together = LANES / np;                                                                               \
-        VEC sum[4];                                                                                                    \
-        for (int q = 0; q < some; q++) sum[q] = VLOAD(sums + q * LANES);                                               \
-        for (int64_t i = 0; i < rows; i++) {                                                                           \
-            const VEC b = VREPEAT(x + i * np, np);                                                                     \
-            for (int q = 0; q < some; q++) sum[q] = VFMA(VSPREAD(a + i * step + q * together, np), b, sum[q]);         \
+    INLINE void FN(scatter_rows_##np)(const FN(scatter_run) * r, const REAL *a, REAL *sums, int some, int side) {      \
+        FN(scatter_vec_##np) sum[4][4][np / (width)], *to = (void *)sums;                                              \
+        int64_t i = 0;                                                                                                 \
+        for (int u = 0; u < side; u++)                                                                                 \
+            for (int e = 0; e < some * np / (width); e++)                                                              \
+                sum[u][e / (np / (width))][e % (np / (width))] = u ? (FN(scatter_vec_##np)){0} : to[e];                \
+        for (; i + side <= r->rows; i += side)                                                                         \
+            for (int u = 0; u < side; u++)                                                                             \
+                FN(scatter_row_##np)(a + (i + u) * r->bc, r->x + (i + u) * np, sum[u], some);                          \
+        for (; i < r->rows; i++) FN(scatter_row_##np)(a + i * r->bc, r->x + i * np, sum[0], some);                     \
+        for (int e = 0; e < some * np / (width); e++) {                                                                \
+            FN(scatter_vec_##np) all = sum[0][e / (np / (width))][e % (np / (width))];                                 \
+            for (int u = 1; u < side; u++) all += sum[u][e / (np / (width))][e % (np / (width))];                      \
+            to[e] = all;                                                                                               \
         }                                                                                                              \
-        for (int q = 0; q < some; q++) VSTORE(sums + q * LANES, sum[q]);                                               \
     }                                                                                                                  \
-    static void FN(scatter_panel_##np)(const FN(scatter_run) * r) {                                                    \
+    INLINE void FN(scatter_spread_row_##np)(const REAL *a, const REAL *x, VEC *sum, int some) {                        \
+        const VEC b = VREPEAT(x, np);                                                                                  \
+        for (int q = 0; q < some; q++) sum[q] = VFMA(VSPREAD(a + q * (LANES / np), np), b, sum[q]);                    \
+    }                                                                                                                  \
+    INLINE void FN(scatter_spread_##np)(const FN(scatter_run) * r, const REAL *a, REAL *sums, int some, int side) {    \
+        VEC sum[4][4];                                                                                                 \
+        int64_t i = 0;                                                                                                 \
+        for (int u = 0; u < side; u++)                                                                                 \
+            for (int q = 0; q < some; q++) sum[u][q] = u ? VZERO() : VLOAD(sums + q * LANES);                          \
+        for (; i + side <= r->rows; i += side)                                                                         \
+            for (int u = 0; u < side; u++)                                                                             \
+                FN(scatter_spread_row_##np)(a + (i + u) * r->bc, r->x + (i + u) * np, sum[u], some);                   \
+        for (; i < r->rows; i++) FN(scatter_spread_row_##np)(a + i * r->bc, r->x + i * np, sum[0], some);              \
+        for (int q = 0; q < some; q++) {                                                                               \
+            for (int u = 1; u < side; u++) sum[0][q] = VADD(sum[0][q], sum[u][q]);                                     \
+            VSTORE(sums + q * LANES, sum[0][q]);                                                                       \
+        }                                                                                                              \
+    }                                                                                                                  \
+    INLINE void FN(scatter_part_##np)(const FN(scatter_run) * r, const REAL *a, REAL *sums, bool spread, int some) {   \
+        const bool few = r->rows < SCATTER_FEW_ROWS;                                                                   \
+        if (spread && few) FN(scatter_spread_##np)(r, a, sums, some, 1);                                               \
+        else if (spread) FN(scatter_spread_##np)(r, a, sums, some, some < 4 ? 4 : 1);                                  \
+        else if (few) FN(scatter_rows_##np)(r, a, sums, some, 1);                                                      \
+        else FN(scatter_rows_##np)(r, a, sums, some, SCATTER_SIDE(some * np / (width)));                               \
+    }                                                                                                                  \
+    INLINE void FN(scatter_block_##np)(const FN(scatter_run) * r, const REAL *a, REAL *sums, int64_t inside) {         \
+        const int together = np < LANES ? LANES / np : INT32_MAX / 4;                                                  \
+        int64_t c = 0;                                                                                                 \
+        for (; np < LANES && c + 4 * together <= inside; c += 4 * together)                                            \
+            FN(scatter_part_##np)(r, a + c, sums + c * np, true, 4);                                                   \
+        for (; np < LANES && c + 2 * together <= inside; c += 2 * together)                                            \
+            FN(scatter_part_##np)(r, a + c, sums + c * np, true, 2);                                                   \
+        for (; np < LANES && c + together <= inside; c += together)                                                    \
+            FN(scatter_part_##np)(r, a + c, sums + c * np, true, 1);                                                   \
+        for (; c + 4 <= inside; c += 4) FN(scatter_part_##np)(r, a + c, sums + c * np, false, 4);                      \
+        switch (inside - c) {                                                                                          \
+        case 3: FN(scatter_part_##np)(r, a + c, sums + c * np, false, 3); break;                                       \
+        case 2: FN(scatter_part_##np)(r, a + c, sums + c * np, false, 2); break;                                       \
+        case 1: FN(scatter_part_##np)(r, a + c, sums + c * np, false, 1); break;                                       \
+        }                                                                                                              \
+    }                                                                                                                  \
+    INLINE void FN(scatter_all_##np)(const FN(scatter_run) * r, bool constant) {                                       \
         const REAL *a = r->a;                                                                                          \
         for (int64_t t = 0; t < r->count; t++, a += r->a_size) {                                                       \
             const int64_t first = r->col[t] * r->bc, inside = sat_min(r->bc, r->m - first);                            \
-            REAL *sums = r->sums + first * np;                                                                         \
-            int64_t c = 0;                                                                                             \
-            if (np < LANES) {                                                                                          \
-                const int together = LANES / (np < LANES ? np : 1);                                                    \
-                for (; c + 4 * together <= inside; c += 4 * together)                                                  \
-                    FN(scatter_spread_##np)(a + c, r->bc, r->x, r->rows, sums + c * np, 4);                            \
-                for (; c + 2 * together <= inside; c += 2 * together)                                                  \
-                    FN(scatter_spread_##np)(a + c, r->bc, r->x, r->rows, sums + c * np, 2);                            \
-                for (; c + together <= inside; c += together)                                                          \
-                    FN(scatter_spread_##np)(a + c, r->bc, r->x, r->rows, sums + c * np, 1);                            \
-            }                                                                                                          \
-            for (; c + 4 <= inside; c += 4) FN(scatter_rows_##np)(a + c, r->bc, r->x, r->rows, sums + c * np, 4);      \
-            switch (inside - c) {                                                                                      \
-            case 3: FN(scatter_rows_##np)(a + c, r->bc, r->x, r->rows, sums + c * np, 3); break;                       \
-            case 2: FN(scatter_rows_##np)(a + c, r->bc, r->x, r->rows, sums + c * np, 2); break;                       \
-            case 1: FN(scatter_rows_##np)(a + c, r->bc, r->x, r->rows, sums + c * np, 1); break;                       \
-            }                                                                                                          \
+            if (constant && inside == r->bc) FN(scatter_block_##np)(r, a, r->sums + first * np, r->bc);                \
+            else FN(scatter_block_##np)(r, a, r->sums + first * np, inside);                                           \
         }                                                                                                              \
+    }                                                                                                                  \
+    static void FN(scatter_panel_##np)(const FN(scatter_run) * r) { FN(scatter_all_##np)(r, false); }                  \
+    SCATTER_SQUARE(np, 1) SCATTER_SQUARE(np, 2) SCATTER_SQUARE(np, 3) SCATTER_SQUARE(np, 4)
+
+/* The same for small squares, whose side is a constant. */
+#define SCATTER_SQUARE(np, side)                                                                                       \
+    static void FN(scatter_panel_##np##_##side)(const FN(scatter_run) * r) {                                           \
+        FN(scatter_run) whole = *r;                                                                                    \
+        if (r->rows < side) {                                                                                          \
+            FN(scatter_panel_##np)(r);                                                                                 \
+            return;                                                                                                    \
+        }                                                                                                              \
+        whole.rows = whole.bc = side, whole.a_size = (side) * (side);                                                  \
+        FN(scatter_all_##np)(&whole, true);                                                                            \
     }
 SCATTER_PANEL(2, 2)
 SCATTER_PANEL(4, 4)
@@ -124,10 +213,16 @@ SCATTER_PANEL(16, SCATTER_WIDTH(16))
 
 static FN(scatter_kernel) FN(scatter_pick)(const sat_pattern_view *a, int64_t np) {
     const int64_t br = a->block_rows, bc = a->block_cols;
-    if (np == 2) return FN(scatter_panel_2);
-    if (np == 4) return FN(scatter_panel_4);
-    if (np == 8) return FN(scatter_panel_8);
-    if (np == 16) return FN(scatter_panel_16);
+#define SCATTER_SIDES(np)                                                                                              \
+    {                                                                                                                  \
+        FN(scatter_panel_##np), FN(scatter_panel_##np##_1), FN(scatter_panel_##np##_2), FN(scatter_panel_##np##_3),    \
+            FN(scatter_panel_##np##_4)                                                                                 \
+    }
+    static const FN(scatter_kernel)
+        panels[][5] = {SCATTER_SIDES(2), SCATTER_SIDES(4), SCATTER_SIDES(8), SCATTER_SIDES(16)};
+#undef SCATTER_SIDES
+    if (np > 1) return panels[np == 2 ? 0 : np == 4 ? 1 : np == 8 ? 2 : 3][br == bc && bc <= 4 ? bc : 0];
+    if (bc <= 2 && br * bc >= 2 * LANES) return bc == 1 ? FN(scatter_high_x1) : FN(scatter_high_x2);
     if (bc == 1) return br == 1 ? FN(scatter_1x1) : FN(scatter_x1);
     if (bc == 2) return br == 2 ? FN(scatter_2x2) : FN(scatter_x2);
     return bc == 3 ? FN(scatter_x3) : FN(scatter_wide);
@@ -212,3 +307,6 @@ static sat_status FN(scatter_launch)(const sat_launch *l) {
 #undef FN
 #undef SCATTER_WIDTH
 #undef SCATTER_PANEL
+#undef SCATTER_SQUARE
+#undef SCATTER_SIDE
+#undef SCATTER_FEW_ROWS

@@ -113,7 +113,7 @@ static size_t scatter_workspace(const sat_variant *v, const sat_problem *p, cons
 }
 
 SAT_FAMILY(cpu_matmul_scatter_avx2) = {
-    .revision = "2",
+    .revision = "3",
     .op = SAT_MATMUL,
     .backend = SAT_CPU,
     .flags = SAT_V_SCRATCH | SAT_V_DYNAMIC,
