@@ -311,7 +311,7 @@ def test_operators_keep_torchs_rules(packed, grad):
     for lse in (False, True):
         torch.library.opcheck(
             torch.ops.sparse_autotune.attention.default,
-            (q, k, v, *arguments(mask, True, 5), None, True, None, lse),
+            (q, k, v, *arguments(mask, True, 5), None, True, None, None, lse),
         )
     torch.library.opcheck(torch.ops.sparse_autotune.attention.default, (q, k, v))
     q, k, v = q.detach(), k.detach(), v.detach()
