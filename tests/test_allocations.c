@@ -273,6 +273,20 @@ static sat_status race_dynamic(life *l) {
     return status;
 }
 
+/* Gradients of attention under a mask a head, padded. */
+static sat_status race_masks(life *l) {
+    static const int32_t counts[4] = {1, 2, 0, 1}, col[8] = {0};
+    sat_dynamic_bsr b = {SAT_SIZED(sat_dynamic_bsr), .rows = 8, .cols = 8, .block_rows = 4, .block_cols = 4};
+    b.index_type = SAT_I32, b.row_counts = counts, b.row_stride = 2, b.col_idx = col, b.mask_heads = 2;
+    sat_problem p = attention_problem(SAT_F32, 2, 1, DIM);
+    sat_pattern *pattern = NULL;
+    p.op = SAT_ATTENTION_BACKWARD;
+    sat_status status = sat_pattern_create_dynamic(l->ctx, &b, &pattern);
+    if (status == SAT_OK) status = race_of(l, pattern, &p, "cpu_attention_backward_f32_any_avx2_64x64");
+    sat_pattern_free(pattern);
+    return status;
+}
+
 static sat_status visit(life *l) {
     sat_status status = sat_cache_visit(l->ctx, ignore_entry, NULL);
     return status == SAT_OK ? sat_cache_visit_untuned(l->ctx, ignore_entry, NULL) : status;
@@ -288,10 +302,10 @@ static sat_status import_all(life *l) {
 
 typedef sat_status (*step)(life *l);
 /* Answered by estimate and noted as untuned; races are small and keep nothing. */
-static const step estimated[] = {make_context,  make_pattern, make_mask,       make_plan,      run_plan,
-                                 copy_plan,     call_matmul,  call_transposed, call_sampled,   call_attention,
-                                 call_backward, race_matmul,  race_sampled,    race_attention, race_backward,
-                                 use_dynamic,   race_dynamic, visit,           clear_all,      NULL};
+static const step estimated[] = {
+    make_context,    make_pattern, make_mask,      make_plan,     run_plan,    copy_plan,    call_matmul,
+    call_transposed, call_sampled, call_attention, call_backward, race_matmul, race_sampled, race_attention,
+    race_backward,   use_dynamic,  race_dynamic,   race_masks,    visit,       clear_all,    NULL};
 /* One race of all that fit, and the cache it fills. */
 static const step raced[] = {make_context, make_pattern, make_plan,       run_plan,  visit, export_all,
                              clear_all,    import_all,   make_plan_again, clear_all, NULL};
