@@ -298,20 +298,24 @@ fn sinks_alone_may_ask_for_a_gradient() {
     assert_eq!(sinks.grad(&grads).expect("a gradient").dims(), [2]);
 }
 
-/// Plans of sinks are kept: each of these shapes has one, more than are kept, in several threads at once.
+/// Plans of sinks are kept: each of these masks has one, which is used twice, and they are more than are kept, in several
+/// threads at once.
 #[test]
-fn sinks_of_many_shapes_in_many_threads() {
+fn sinks_under_many_masks_in_many_threads() {
     setup();
     let work = |seed: u64| {
         let mut random = Random(seed);
-        for round in 0..80 {
-            let (queries, keys) = (1 + round % 40, 5 + round % 3);
-            let mut make = |len| random.tensor::<Flex, 4>([1, 2, len, 8], DType::F32);
-            let (q, k, v) = (make(queries), make(keys), make(keys));
-            let sinks = random.tensor::<Flex, 1>([2], DType::F32);
-            let options = AttentionOptions::default();
-            let expected = dense_with_sinks(q.clone(), k.clone(), v.clone(), Some(sinks.clone()), &options);
-            assert_close(attention_with_sinks(q, k, v, sinks, &options), expected);
+        for round in 0..60 {
+            let (queries, keys) = (8 + round % 2, 10);
+            let mask = BsrPattern::from_mask([queries, keys], 2, |_, _| random.below(2) == 0);
+            let options = AttentionOptions { mask: Some(mask), ..Default::default() };
+            for _ in 0..2 {
+                let mut make = |len| random.tensor::<Flex, 4>([1, 2, len, 8], DType::F32);
+                let (q, k, v) = (make(queries), make(keys), make(keys));
+                let sinks = random.tensor::<Flex, 1>([2], DType::F32);
+                let expected = dense_with_sinks(q.clone(), k.clone(), v.clone(), Some(sinks.clone()), &options);
+                assert_close(attention_with_sinks(q, k, v, sinks, &options), expected);
+            }
         }
     };
     std::thread::scope(|scope| {
