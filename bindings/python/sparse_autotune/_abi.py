@@ -314,6 +314,10 @@ class DynamicBsr(Sized):
         ("col_idx", c_void_p),
         ("density", c_double),
         ("skew", c_double),
+        ("mask_batch", c_int64),
+        ("mask_heads", c_int64),
+        ("row_counts", c_void_p),
+        ("row_stride", c_int64),
     ]
 
 
@@ -353,6 +357,9 @@ class PatternView(Sized):
         ("row_end", c_void_p),
         ("device_row_end", c_void_p),
         ("dynamic", c_void_p),
+        ("mask_batch", c_int64),
+        ("mask_heads", c_int64),
+        ("mask_rows", c_int64),
     ]
 
 
