@@ -22,6 +22,14 @@ static int64_t sat_pairs_of_rows(const sat_mask *k, int64_t head, int64_t i0, in
     return pairs;
 }
 
+int64_t sat_item_rows(const sat_pattern_view *a) { return a->mask_batch > 1 ? a->grid_rows / a->mask_batch : 0; }
+
+sat_mask sat_mask_of_item(const sat_problem *p, const sat_pattern_view *a, int64_t b) {
+    sat_mask k = sat_mask_of(p, a);
+    if (k.row_ptr) k.row_ptr += b * sat_item_rows(a);
+    return k;
+}
+
 /* Of one mask, or of all heads' where they have their own. */
 static double sat_pairs_of_item(const sat_mask *k, int64_t masks) {
     double pairs = 0;

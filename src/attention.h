@@ -48,18 +48,6 @@ static inline sat_mask sat_mask_of(const sat_problem *p, const sat_pattern_view 
     return k;
 }
 
-/* Block rows from the masks of one batch item to those of the next; 0: all items share them. */
-static inline int64_t sat_item_rows(const sat_pattern_view *a) {
-    return a->mask_batch > 1 ? a->grid_rows / a->mask_batch : 0;
-}
-
-/* The masks of a batch item, on the host. */
-static inline sat_mask sat_mask_of_item(const sat_problem *p, const sat_pattern_view *a, int64_t b) {
-    sat_mask k = sat_mask_of(p, a);
-    if (k.row_ptr) k.row_ptr += b * sat_item_rows(a);
-    return k;
-}
-
 /* That of a problem with the pointers that the device reads. */
 static inline sat_mask sat_device_mask_of(const sat_problem *p, const sat_pattern_view *a) {
     sat_mask k = sat_mask_of(p, a);
@@ -180,6 +168,10 @@ SAT_BOTH static inline bool sat_mask_stores(const sat_mask *k, int64_t head, int
 #ifdef __cplusplus
 extern "C" {
 #endif
+/* Block rows from the masks of one batch item to those of the next; 0: all items share them. */
+int64_t sat_item_rows(const sat_pattern_view *a);
+/* The masks of a batch item, on the host. */
+sat_mask sat_mask_of_item(const sat_problem *p, const sat_pattern_view *a, int64_t b);
 /* Pairs that are kept, over all heads and the batch: exactly, or where indices change as many as are expected. */
 double sat_pairs(const sat_problem *p, const sat_pattern_view *a);
 /* Operations on those pairs; and bytes: what must move at least once. */

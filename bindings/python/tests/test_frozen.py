@@ -31,8 +31,7 @@ def plans(a):
 
 
 def old_or_new(got, old, new):
-    """Until refresh() a variant that converts computes with the values from before, one that does not with those
-    that are there."""
+    """Until refresh() a variant that converts takes the values from before, another those that are there."""
     close(got, new if np.abs(got - new).max() < np.abs(got - old).max() else old)
 
 

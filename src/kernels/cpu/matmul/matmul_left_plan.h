@@ -12,8 +12,15 @@ enum { LEFT_COLUMNS = 8, LEFT_VECTORS = 3 }; /* of a tile */
 #define LEFT_TILES(X)                                                                                                  \
     X(1, 1)                                                                                                            \
     X(1, 2)                                                                                                            \
-    X(1, 3) X(2, 1) X(2, 2) X(2, 3) X(3, 1) X(3, 2) X(3, 3) X(4, 1) X(4, 2) X(4, 3) X(5, 1) X(5, 2) X(5, 3) X(6, 1)    \
-        X(6, 2) X(6, 3) X(7, 1) X(7, 2) X(7, 3) X(8, 1) X(8, 2) X(8, 3)
+    X(1, 3)                                                                                                            \
+    X(2, 1)                                                                                                            \
+    X(2, 2)                                                                                                            \
+    X(2, 3)                                                                                                            \
+    X(3, 1)                                                                                                            \
+    X(3, 2)                                                                                                            \
+    X(3, 3)                                                                                                            \
+    X(4, 1)                                                                                                            \
+    X(4, 2) X(4, 3) X(5, 1) X(5, 2) X(5, 3) X(6, 1) X(6, 2) X(6, 3) X(7, 1) X(7, 2) X(7, 3) X(8, 1) X(8, 2) X(8, 3)
 
 /* ---- the share of a thread ---- */
 
@@ -49,7 +56,8 @@ static double left_estimate(const sat_variant *v, const sat_problem *p, const sa
                             const sat_device *d) {
     (void)v;
     const int64_t lanes = VECTOR_BYTES / (int64_t)sat_dtype_size(p->a_dtype), bc = a->block_cols;
-    const double used = (double)bc / (double)((bc + lanes - 1) / lanes * lanes), n = (double)p->n;
+    const int64_t whole = (bc + lanes - 1) / lanes * lanes;
+    const double used = (double)bc / (double)whole, n = (double)p->n;
     return sat_roofline(d, p->compute_dtype, sat_flops(p, a), 0.7 * used * (n + 1) / (n + 4), sat_bytes(p, a));
 }
 

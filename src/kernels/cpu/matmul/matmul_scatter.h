@@ -128,11 +128,11 @@ static void FN(scatter_wide)(const FN(scatter_run) * r) {
                 sum[q][v] += a[q] * *(const FN(scatter_vec_##np) *)(const void *)(x + v * (width));                    \
     }                                                                                                                  \
     INLINE void FN(scatter_rows_##np)(const FN(scatter_run) * r, const REAL *a, REAL *sums, int some, int side) {      \
-        FN(scatter_vec_##np) sum[4][4][np / (width)], *to = (void *)sums;                                              \
+        FN(scatter_vec_##np) sum[4][4][np / (width)], *to = (void *)sums, zero = {0};                                  \
         int64_t i = 0;                                                                                                 \
         for (int u = 0; u < side; u++)                                                                                 \
             for (int e = 0; e < some * np / (width); e++)                                                              \
-                sum[u][e / (np / (width))][e % (np / (width))] = u ? (FN(scatter_vec_##np)){0} : to[e];                \
+                sum[u][e / (np / (width))][e % (np / (width))] = u ? zero : to[e];                                     \
         for (; i + side <= r->rows; i += side)                                                                         \
             for (int u = 0; u < side; u++)                                                                             \
                 FN(scatter_row_##np)(a + (i + u) * r->bc, r->x + (i + u) * np, sum[u], some);                          \
