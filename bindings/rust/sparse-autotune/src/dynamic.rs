@@ -142,6 +142,10 @@ impl<I: Index> DynamicPattern<I> {
             col_idx: col_idx.first.as_ptr().cast(),
             density: hints.density,
             skew: hints.skew,
+            mask_batch: 0,
+            mask_heads: 0,
+            row_counts: ptr::null(),
+            row_stride: 0,
         };
         let mut raw = ptr::null_mut();
         // SAFETY: the arrays are as long as the struct says. The library reads them in runs alone, which borrow the pattern.
