@@ -67,10 +67,10 @@ static void large_tiles_come_several_to_a_CTA_and_leave_by_copies(void **state) 
         "cuda_matmul_f16_16n_sm90_64x256",        "cuda_matmul_bf16_16n_sm90_128x256"};
     (void)state;
     for (int i = 0; i < 6; i++) {
-        int several = count_cases(names[i], 100, has_several_tiles),
-            copied = count_cases(names[i], 100, leaves_by_copies);
-        if (several < 8 || copied < 4)
-            fail_msg("%s: %d and %d of 100 cases; expected 8 and 4", names[i], several, copied);
+        int several = count_cases(names[i], 300, has_several_tiles),
+            copied = count_cases(names[i], 300, leaves_by_copies);
+        if (several < 24 || copied < 8)
+            fail_msg("%s: %d and %d of 300 cases; expected 24 and 8", names[i], several, copied);
     }
 }
 

@@ -83,8 +83,9 @@ def listed_in(module):
 
 
 def home_of(name, folder=""):
-    """The module that defines a function or a class of the package, or of a folder of it."""
-    for path in sorted((PACKAGE / folder).glob("*.py")):
+    """The module that defines a function or a class of the package and its torch part, or of a folder of it."""
+    folders = (folder,) if folder else ("", "_torch")
+    for path in (path for place in folders for path in sorted((PACKAGE / place).glob("*.py"))):
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == name:
                 return ".".join(("sparse_autotune", *path.relative_to(PACKAGE).with_suffix("").parts))
