@@ -83,7 +83,7 @@ def listed_in(module):
 
 
 def home_of(name, folder=""):
-    """The module that defines a function or a class of the package and its torch part, or of a folder of it."""
+    """The module that defines a function or a class: of the package and its torch part, or of a folder."""
     folders = (folder,) if folder else ("", "_torch")
     for path in (path for place in folders for path in sorted((PACKAGE / place).glob("*.py"))):
         for node in ast.parse(path.read_text()).body:
