@@ -127,12 +127,7 @@ static void describe_padded(const sat_index_copy *x, const sat_mask_form *form, 
     int64_t count = sat_offset_at(x->from_ptr, x->type, row);
     to->row = to->at = row, to->status = SAT_BAD_ROW_PTR, to->value = count, to->before = -1;
     if (count < 0 || count > form->row_stride) return;
-    for (int64_t i = 0; i < count; i++, to->before = to->value) {
-        to->at = row * form->row_stride + i, to->value = sat_offset_at(x->from_col, x->type, to->at);
-        bool outside = to->value < 0 || to->value >= x->grid_cols;
-        to->status = outside ? SAT_COLUMN_RANGE : SAT_COLUMN_ORDER;
-        if (outside || to->value <= to->before) return;
-    }
+    sat_index_describe_columns(x, row * form->row_stride, row * form->row_stride + count, to);
 }
 
 /* Moves every row's columns to the end of those before. Returns how many there are in all. */

@@ -55,6 +55,18 @@ SAT_BOTH static inline bool sat_row_breaks(int64_t i, int64_t begin, int64_t end
     return (i == 0 && begin != 0) || begin < 0 || end < begin || end > capacity;
 }
 
+/* The first column of a row that is out of range, or not above the one before it. */
+SAT_BOTH static inline void sat_index_describe_columns(const sat_index_copy *x, int64_t begin, int64_t end,
+                                                       sat_index_fault *to) {
+    to->before = -1;
+    for (int64_t t = begin; t < end; t++, to->before = to->value) {
+        to->at = t, to->value = sat_offset_at(x->from_col, x->type, t);
+        bool outside = to->value < 0 || to->value >= x->grid_cols;
+        to->status = outside ? SAT_COLUMN_RANGE : SAT_COLUMN_ORDER;
+        if (outside || to->value <= to->before) return;
+    }
+}
+
 /* Looks for what is wrong with a faulty row. `pointers`: it is its row pointers. */
 SAT_BOTH static inline void sat_index_describe(const sat_index_copy *x, int64_t row, bool pointers,
                                                sat_index_fault *to) {
@@ -63,13 +75,7 @@ SAT_BOTH static inline void sat_index_describe(const sat_index_copy *x, int64_t 
     to->row = row, to->status = SAT_BAD_ROW_PTR, to->at = first ? 0 : row + 1;
     to->value = first ? begin : end, to->before = begin;
     if (pointers || sat_row_breaks(row, begin, end, x->capacity)) return;
-    to->before = -1;
-    for (int64_t t = begin; t < end; t++, to->before = to->value) {
-        to->at = t, to->value = sat_offset_at(x->from_col, x->type, t);
-        bool outside = to->value < 0 || to->value >= x->grid_cols;
-        to->status = outside ? SAT_COLUMN_RANGE : SAT_COLUMN_ORDER;
-        if (outside || to->value <= to->before) return;
-    }
+    sat_index_describe_columns(x, begin, end, to);
 }
 
 /* A fault as a failure with its message. `row_stride` is that of padded indices, else 0. */
